@@ -1,0 +1,1 @@
+"""Everything that has an inbox, and the kit it is made of."""

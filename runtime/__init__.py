@@ -1,0 +1,1 @@
+"""Composition: the public runtime and whatever embeds it."""

@@ -1,0 +1,1 @@
+"""What is durable, as plain synchronous code: records, commands, engines, read views."""

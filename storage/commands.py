@@ -1,0 +1,537 @@
+"""All durable changes, as data, on one page.
+
+A command has a natural key in the database: applied twice it equals applied once, and the same key with other
+content is a conflict. A command that sets a value without a row of its own (title, flags, end, route, …)
+carries the version it `replaces`; if that is no longer the stored version it is refused as stale.
+
+Commands travel in units (`units.py`), which are applied whole or not at all. A command never holds anything
+that the engine would have to make up: ids, times and seqs are given.
+
+| natural key                    | commands                                                            |
+|--------------------------------|---------------------------------------------------------------------|
+| (key, incarnation)             | OpenIncarnation                                                     |
+| (key, aspect, version)         | SetRoute, SetPendingTitle, CountUselessCompressions                 |
+| session id                     | CreateSession, DeleteSession, PublishSession                        |
+| (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession           |
+| (session, seq)                 | AppendMessages, StageMessages, Compact (its summary), EraseMessages |
+| child session id               | Rotate, Branch                                                      |
+| (session, revision)            | Rewind, Restore                                                     |
+| turn id                        | OpenTurn, SetAside, ResolveDeadLetter                               |
+| (turn id, attempt)             | StartTurn, SuspendTurn, EndTurn                                     |
+| (source, inbound id)           | AcceptInbound, TakeInbound                                          |
+| call id                        | AddUsage                                                            |
+| (delivery id, attempt)         | PostDelivery, MarkDelivery                                          |
+| (turn id, effect key, attempt) | BeginEffect, FinishEffect                                           |
+| (key, question key)            | AskQuestion, AnswerQuestion                                         |
+| timer id                       | SetTimer, ResolveTimer                                              |
+| (blob id, index)               | PutChunk, SealBlob, DropBlob                                        |
+| name                           | SetMark                                                             |
+| ("inbox", aspect, version)     | PruneInbox                                                          |
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from .identity import BlobId, Incarnation, Seq, SessionId, SessionKey, TurnId, Uid
+from .records import (
+    DeliveryState,
+    Disposition,
+    Draft,
+    Edge,
+    Inbound,
+    JsonObject,
+    Message,
+    TitleOrigin,
+    Tokens,
+    TurnOutcome,
+)
+
+
+class Command(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """One durable change."""
+
+
+# Keys ----------------------------------------------------------------------------------------------
+
+
+class OpenIncarnation(Command, frozen=True, kw_only=True):
+    """A new actor takes the key over; units of earlier incarnations are refused from here on."""
+
+    key: SessionKey
+    incarnation: Incarnation
+
+
+class SetRoute(Command, frozen=True, kw_only=True):
+    """The key's current session is this one, which may have no row yet.
+
+    A session of another key is refused unless `take_over` says that it changes hands.
+    """
+
+    key: SessionKey
+    session_id: SessionId
+    replaces: int
+    at_ms: int
+    take_over: bool = False
+
+
+class SetPendingTitle(Command, frozen=True, kw_only=True):
+    """A title that waits for its session's row; `None` takes it back."""
+
+    key: SessionKey
+    title: str | None
+    origin: TitleOrigin
+    replaces: int
+    at_ms: int
+
+
+class CountUselessCompressions(Command, frozen=True, kw_only=True):
+    """How many compressions of this key in a row gained nothing; the brake against compressing for ever."""
+
+    key: SessionKey
+    count: int
+    replaces: int
+    at_ms: int
+
+
+# Sessions ------------------------------------------------------------------------------------------
+
+
+class CreateSession(Command, frozen=True, kw_only=True):
+    """The session's row. A hidden one is being staged by an import and is in no view."""
+
+    session_id: SessionId
+    key: SessionKey
+    at_ms: int
+    parent_id: SessionId | None = None
+    edge: Edge | None = None
+    source: str = ""
+    user: str | None = None
+    model: str | None = None
+    meta: JsonObject | None = None
+    hidden: bool = False
+
+
+class SetTitle(Command, frozen=True, kw_only=True):
+    """The session's title; refused as `title_taken` when another session has it."""
+
+    session_id: SessionId
+    title: str | None
+    origin: TitleOrigin
+    replaces: int
+    at_ms: int
+
+
+class SetFlags(Command, frozen=True, kw_only=True):
+    """Archived and pinned."""
+
+    session_id: SessionId
+    archived: bool
+    pinned: bool
+    replaces: int
+    at_ms: int
+
+
+class SetDetails(Command, frozen=True, kw_only=True):
+    """User, model and free JSON."""
+
+    session_id: SessionId
+    user: str | None
+    model: str | None
+    meta: JsonObject | None
+    replaces: int
+    at_ms: int
+
+
+class EndSession(Command, frozen=True, kw_only=True):
+    """The session ends. The first boundary wins; a boundary replaces a suspension."""
+
+    session_id: SessionId
+    reason: str
+    kind: Literal["suspension", "boundary"]
+    replaces: int
+    at_ms: int
+
+
+class ReopenSession(Command, frozen=True, kw_only=True):
+    """An ended session is open again; refused for a parent that was rotated away."""
+
+    session_id: SessionId
+    replaces: int
+    at_ms: int
+
+
+class DeleteSession(Command, frozen=True, kw_only=True):
+    """All text of the session goes; a tombstone stays, so that lineages hold."""
+
+    session_id: SessionId
+    at_ms: int
+
+
+# Transcripts ---------------------------------------------------------------------------------------
+
+
+class AppendMessages(Command, frozen=True, kw_only=True):
+    """Messages at the end of a transcript; `base_seq` is the seq of the first."""
+
+    session_id: SessionId
+    base_seq: Seq
+    messages: tuple[Draft, ...]
+    turn_id: TurnId | None = None
+
+
+class Rotate(Command, frozen=True, kw_only=True):
+    """The key moves to a child: the parent ends by compression, summary and carried rows are copied.
+
+    The child's seqs start at 0: first the summary, then the carried rows in the order of the parent's
+    transcript. `turn_id` is the running turn, whose rows are left out when the gain is measured.
+    """
+
+    key: SessionKey
+    parent_id: SessionId
+    parent_base_seq: Seq
+    child_id: SessionId
+    summary: tuple[Draft, ...]
+    carried: tuple[Seq, ...]
+    replaces: int
+    at_ms: int
+    turn_id: TurnId | None = None
+    force: bool = False
+
+
+class Compact(Command, frozen=True, kw_only=True):
+    """The same in place: active rows from `first_seq` to `last_seq` become inactive behind their summary."""
+
+    session_id: SessionId
+    base_seq: Seq
+    first_seq: Seq
+    last_seq: Seq
+    summary: Draft
+    at_ms: int
+    turn_id: TurnId | None = None
+    force: bool = False
+
+
+class Rewind(Command, frozen=True, kw_only=True):
+    """Everything that stands at or after `to_seq` in the transcript becomes inactive.
+
+    `replaces` is the revision that is rewound. `closing` are results for tool calls that would stay open.
+    """
+
+    session_id: SessionId
+    to_seq: Seq
+    replaces: int
+    at_ms: int
+    closing: tuple[Draft, ...] = ()
+
+
+class Restore(Command, frozen=True, kw_only=True):
+    """The last rewind is undone; refused once something was appended after it."""
+
+    session_id: SessionId
+    replaces: int
+    at_ms: int
+
+
+class Branch(Command, frozen=True, kw_only=True):
+    """The key moves to a copy of the transcript up to and with `upto_seq`; the parent stays as it is."""
+
+    key: SessionKey
+    parent_id: SessionId
+    child_id: SessionId
+    upto_seq: Seq
+    replaces: int
+    at_ms: int
+
+
+class EraseMessages(Command, frozen=True, kw_only=True):
+    """The content of these rows is blanked; their seq and uid stay."""
+
+    session_id: SessionId
+    seqs: tuple[Seq, ...]
+
+
+class StageMessages(Command, frozen=True, kw_only=True):
+    """Rows of a hidden session, as an import brings them: with seq, state and marks."""
+
+    session_id: SessionId
+    messages: tuple[Message, ...]
+
+
+class PublishSession(Command, frozen=True, kw_only=True):
+    """A staged session becomes an ordinary one."""
+
+    session_id: SessionId
+
+
+# Turns and the inbox -------------------------------------------------------------------------------
+
+
+class OpenTurn(Command, frozen=True, kw_only=True):
+    """A turn is queued under its key."""
+
+    turn_id: TurnId
+    key: SessionKey
+    at_ms: int
+
+
+class AcceptInbound(Command, frozen=True, kw_only=True):
+    """An inbound message is accepted: its turn is named, its body (if it must wait) is kept until taken."""
+
+    source: str
+    inbound_id: str
+    key: SessionKey
+    turn_id: TurnId
+    disposition: Disposition
+    digest: str
+    at_ms: int
+    body: Inbound | None = None
+
+
+class TakeInbound(Command, frozen=True, kw_only=True):
+    """The inbound message is in the transcript now (or its turn was cancelled): its body goes."""
+
+    source: str
+    inbound_id: str
+
+
+class StartTurn(Command, frozen=True, kw_only=True):
+    """The turn runs in this session. `attempt` is one more than the stored one: 1 starts, 2 resumes, …"""
+
+    turn_id: TurnId
+    session_id: SessionId
+    attempt: int
+    at_ms: int
+
+
+class SuspendTurn(Command, frozen=True, kw_only=True):
+    """The turn waits for a person."""
+
+    turn_id: TurnId
+    attempt: int
+    at_ms: int
+
+
+class EndTurn(Command, frozen=True, kw_only=True):
+    """The turn is over, with an outcome."""
+
+    turn_id: TurnId
+    attempt: int
+    outcome: TurnOutcome
+    at_ms: int
+
+
+class SetAside(Command, frozen=True, kw_only=True):
+    """The turn kept failing and becomes a dead letter."""
+
+    turn_id: TurnId
+    reason: str
+    tries: int
+    at_ms: int
+
+
+class ResolveDeadLetter(Command, frozen=True, kw_only=True):
+    """Somebody decided about a dead letter."""
+
+    turn_id: TurnId
+    tries: int
+    resolution: Literal["retried", "dropped"]
+    at_ms: int
+
+
+class PruneInbox(Command, frozen=True, kw_only=True):
+    """Dedupe rows of ended turns that were accepted before this time go; at most `limit` of them."""
+
+    before_ms: int
+    limit: int
+    replaces: int
+    at_ms: int
+
+
+class AddUsage(Command, frozen=True, kw_only=True):
+    """One model call's tokens and cost, added to its session's counters."""
+
+    call_id: Uid
+    session_id: SessionId
+    at_ms: int
+    turn_id: TurnId | None = None
+    model: str = ""
+    auxiliary: bool = False
+    tokens: Tokens = Tokens()
+    cost_nanos: int = 0
+
+
+# What leaves, and what is waited for ---------------------------------------------------------------
+
+
+class PostDelivery(Command, frozen=True, kw_only=True):
+    """A reply for the outbox."""
+
+    delivery_id: str
+    key: SessionKey
+    source: str
+    target: JsonObject
+    body: JsonObject
+    at_ms: int
+    turn_id: TurnId | None = None
+    session_id: SessionId | None = None
+    message_uid: Uid | None = None
+
+
+class MarkDelivery(Command, frozen=True, kw_only=True):
+    """What became of a delivery. `sending` opens the next attempt, anything else closes this one."""
+
+    delivery_id: str
+    attempt: int
+    state: DeliveryState
+    at_ms: int
+    error: str | None = None
+    platform_id: str | None = None
+    next_ms: int | None = None
+
+
+class BeginEffect(Command, frozen=True, kw_only=True):
+    """The intent of a side effect, stored before it runs. `digest` is the hash of its arguments."""
+
+    turn_id: TurnId
+    effect_key: str
+    effect_id: Uid
+    tool: str
+    digest: str
+    attempt: int
+    at_ms: int
+
+
+class FinishEffect(Command, frozen=True, kw_only=True):
+    """What came of it."""
+
+    turn_id: TurnId
+    effect_key: str
+    attempt: int
+    state: Literal["done", "failed", "skipped", "unknown"]
+    at_ms: int
+    result: JsonObject | None = None
+
+
+class AskQuestion(Command, frozen=True, kw_only=True):
+    """A question to a person, kept under the session key."""
+
+    key: SessionKey
+    question_key: str
+    turn_id: TurnId
+    question: str
+    at_ms: int
+    choices: tuple[str, ...] = ()
+    expires_ms: int | None = None
+
+
+class AnswerQuestion(Command, frozen=True, kw_only=True):
+    """Its end; the first answer stands."""
+
+    key: SessionKey
+    question_key: str
+    state: Literal["answered", "expired", "withdrawn"]
+    at_ms: int
+    answer: str | None = None
+    by: str | None = None
+
+
+class SetTimer(Command, frozen=True, kw_only=True):
+    """An inbound message for later."""
+
+    timer_id: str
+    key: SessionKey
+    source: str
+    due_ms: int
+    inbound: Inbound
+    at_ms: int
+
+
+class ResolveTimer(Command, frozen=True, kw_only=True):
+    """The timer fired (its inbound is accepted in the same unit) or was cancelled."""
+
+    timer_id: str
+    resolution: Literal["fired", "cancelled"]
+    at_ms: int
+
+
+# Blobs and marks -----------------------------------------------------------------------------------
+
+
+class PutChunk(Command, frozen=True, kw_only=True):
+    """One piece of a blob."""
+
+    blob_id: BlobId
+    index: int
+    data: bytes
+
+
+class SealBlob(Command, frozen=True, kw_only=True):
+    """All pieces are there; messages may refer to the blob from now on."""
+
+    blob_id: BlobId
+    size_bytes: int
+    chunk_count: int
+    media_type: str
+    at_ms: int
+
+
+class DropBlob(Command, frozen=True, kw_only=True):
+    """A blob that nothing refers to goes."""
+
+    blob_id: BlobId
+
+
+class SetMark(Command, frozen=True, kw_only=True):
+    """Something that happens once per database has happened."""
+
+    name: str
+    value: str
+
+
+AnyCommand: TypeAlias = (
+    OpenIncarnation
+    | SetRoute
+    | SetPendingTitle
+    | CountUselessCompressions
+    | CreateSession
+    | SetTitle
+    | SetFlags
+    | SetDetails
+    | EndSession
+    | ReopenSession
+    | DeleteSession
+    | AppendMessages
+    | Rotate
+    | Compact
+    | Rewind
+    | Restore
+    | Branch
+    | EraseMessages
+    | StageMessages
+    | PublishSession
+    | OpenTurn
+    | AcceptInbound
+    | TakeInbound
+    | StartTurn
+    | SuspendTurn
+    | EndTurn
+    | SetAside
+    | ResolveDeadLetter
+    | PruneInbox
+    | AddUsage
+    | PostDelivery
+    | MarkDelivery
+    | BeginEffect
+    | FinishEffect
+    | AskQuestion
+    | AnswerQuestion
+    | SetTimer
+    | ResolveTimer
+    | PutChunk
+    | SealBlob
+    | DropBlob
+    | SetMark
+)

@@ -1,0 +1,423 @@
+"""Handlers for what leaves and what is waited for: deliveries, effects, questions, timers; and for blobs.
+
+Keeps: an attempt of a delivery or effect begins once and only after the one before; a question's first answer
+stands; a timer fires or is cancelled, once; a message refers only to blobs whose pieces are all there, and a
+blob that is referred to is not dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..commands import (
+    AnswerQuestion,
+    AskQuestion,
+    BeginEffect,
+    DropBlob,
+    FinishEffect,
+    MarkDelivery,
+    PostDelivery,
+    PutChunk,
+    ResolveTimer,
+    SealBlob,
+    SetTimer,
+)
+from .handlers import Handler, Handlers
+from .rows import canonical, to_json
+from .transaction import Transaction, refuse
+from .turns import remembers, with_step
+
+# Deliveries ----------------------------------------------------------------------------------------
+
+
+def _as_posted(command: PostDelivery) -> tuple[Any, ...]:
+    uid = None if command.message_uid is None else bytes.fromhex(command.message_uid)
+    return (
+        command.key,
+        command.source,
+        canonical(command.target).decode(),
+        canonical(command.body).decode(),
+        uid,
+        command.at_ms,
+    )
+
+
+_SELECT_POSTED = (
+    "SELECT key, source, target, body, message_uid, posted_ms FROM deliveries WHERE id = ?"
+)
+
+
+def _delivery_posted(tx: Transaction, command: PostDelivery) -> bool:
+    row = tx.one(_SELECT_POSTED, (command.delivery_id,))
+    if row is not None:
+        return row == _as_posted(command)
+    # Deliveries of a deleted session went with it.
+    session = None if command.session_id is None else tx.session(command.session_id)
+    return session is not None and session.deleted
+
+
+def _post_delivery(tx: Transaction, command: PostDelivery) -> None:
+    if row := tx.one(_SELECT_POSTED, (command.delivery_id,)):
+        given = list(_as_posted(command))
+        refuse("conflict", f"delivery {command.delivery_id}", stored=list(row), given=given)
+    turn = tx.stored_turn(command.turn_id) if command.turn_id is not None else None
+    session = None if command.session_id is None else tx.stored_session(command.session_id).n
+    key, source, target, body, uid, at_ms = _as_posted(command)
+    tx.change(
+        "INSERT INTO deliveries (id, key, source, target, body, turn, session, message_uid, state, attempt, "
+        "posted_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0, ?)",
+        (command.delivery_id, key, source, target, body, turn, session, uid, at_ms),
+    )
+
+
+_SELECT_MARKED = (
+    "SELECT n, state, attempt, history, error, platform_id, next_ms, marked_ms FROM deliveries WHERE id = ?"
+)
+# Which state may follow which, within one attempt. `sending` opens the next attempt instead.
+_NEXT_DELIVERY = {
+    "sending": {"pending", "sent", "failed", "unknown"},
+    "unknown": {"sent", "failed"},
+}
+
+
+def _delivery_marked(tx: Transaction, command: MarkDelivery) -> bool:
+    row = tx.one(_SELECT_MARKED, (command.delivery_id,))
+    if row is None:
+        return False
+    _, state, attempt, history, *content = row
+    if command.state == "sending":
+        return attempt >= command.attempt
+    given = [command.error, command.platform_id, command.next_ms, command.at_ms]
+    if (attempt, state) == (command.attempt, command.state) and content == given:
+        return True
+    return remembers(history, command.attempt, command.state, given)
+
+
+def _mark_delivery(tx: Transaction, command: MarkDelivery) -> None:
+    row = tx.one(_SELECT_MARKED, (command.delivery_id,))
+    if row is None:
+        refuse("missing", f"delivery {command.delivery_id}")
+    n, state, attempt, history, *content = row
+    if command.state == "sending":
+        fits = command.attempt == attempt + 1 and state in ("pending", "failed", "unknown")
+    else:
+        fits = command.attempt == attempt and command.state in _NEXT_DELIVERY.get(state, ())
+    if not fits:
+        what = f"delivery {command.delivery_id}"
+        refuse("stale", what, stored=[state, attempt], given=[command.state, command.attempt])
+    if attempt > 0 and state != "sending":
+        history = with_step(history, attempt, state, content)
+    tx.change(
+        "UPDATE deliveries SET state = ?, attempt = ?, error = ?, platform_id = ?, next_ms = ?, "
+        "marked_ms = ?, history = ? WHERE n = ?",
+        (
+            command.state,
+            command.attempt,
+            command.error,
+            command.platform_id,
+            command.next_ms,
+            command.at_ms,
+            history,
+            n,
+        ),
+    )
+
+
+# Effects -------------------------------------------------------------------------------------------
+
+_SELECT_EFFECT = (
+    "SELECT effect_id, tool, digest, state, attempt, result, history, finished_ms FROM effects "
+    "WHERE turn = ? AND effect_key = ?"
+)
+
+
+def _effect(tx: Transaction, command: BeginEffect | FinishEffect) -> tuple[Any, ...] | None:
+    turn = tx.turn(command.turn_id)
+    return None if turn is None else tx.one(_SELECT_EFFECT, (turn, command.effect_key))
+
+
+def _effect_begun(tx: Transaction, command: BeginEffect) -> bool:
+    row = _effect(tx, command)
+    if row is None:
+        return _session_of_turn_deleted(tx, command.turn_id)
+    effect_id, tool, digest, _, attempt, *_ = row
+    given = (bytes.fromhex(command.effect_id), command.tool, command.digest)
+    return (effect_id, tool, digest) == given and attempt >= command.attempt
+
+
+def _session_of_turn_deleted(tx: Transaction, turn_id: str) -> bool:
+    """Effects and questions of a deleted session went with it."""
+    row = tx.one(
+        "SELECT s.deleted FROM turns t JOIN sessions s ON s.n = t.session WHERE t.id = ?", (turn_id,)
+    )
+    return row == (1,)
+
+
+def _begin_effect(tx: Transaction, command: BeginEffect) -> None:
+    turn = tx.stored_turn(command.turn_id)
+    row = _effect(tx, command)
+    effect_id = bytes.fromhex(command.effect_id)
+    what = f"effect {command.effect_key} of turn {command.turn_id}"
+    if row is None:
+        if command.attempt != 1:
+            refuse("stale", what, stored=0, given=command.attempt)
+        tx.change(
+            "INSERT INTO effects VALUES (?, ?, ?, ?, ?, 'begun', 1, NULL, NULL, ?, NULL)",
+            (
+                turn,
+                command.effect_key,
+                effect_id,
+                command.tool,
+                command.digest,
+                command.at_ms,
+            ),
+        )
+        return
+    if (row[0], row[1], row[2]) != (effect_id, command.tool, command.digest):
+        refuse("conflict", what, stored=row[2], given=command.digest)
+    state, attempt, result, history, finished_ms = row[3:]
+    if command.attempt != attempt + 1 or state == "done":
+        refuse("stale", what, stored=[state, attempt], given=command.attempt)
+    if state != "begun":
+        history = with_step(history, attempt, state, [result, finished_ms])
+    tx.change(
+        "UPDATE effects SET state = 'begun', attempt = ?, result = NULL, history = ?, begun_ms = ?, "
+        "finished_ms = NULL WHERE turn = ? AND effect_key = ?",
+        (command.attempt, history, command.at_ms, turn, command.effect_key),
+    )
+
+
+def _result_json(command: FinishEffect) -> str | None:
+    return None if command.result is None else canonical(command.result).decode()
+
+
+def _effect_finished(tx: Transaction, command: FinishEffect) -> bool:
+    row = _effect(tx, command)
+    if row is None:
+        return _session_of_turn_deleted(tx, command.turn_id)
+    state, attempt, result, history, finished_ms = row[3:]
+    given = [_result_json(command), command.at_ms]
+    if (attempt, state) == (command.attempt, command.state) and [result, finished_ms] == given:
+        return True
+    return remembers(history, command.attempt, command.state, given)
+
+
+def _finish_effect(tx: Transaction, command: FinishEffect) -> None:
+    row = _effect(tx, command)
+    what = f"effect {command.effect_key} of turn {command.turn_id}"
+    if row is None:
+        refuse("missing", what)
+    state, attempt, result, history, finished_ms = row[3:]
+    # An effect whose fate was unknown may still become known.
+    open_again = state == "begun" or (state == "unknown" and command.state != "unknown")
+    if attempt != command.attempt or not open_again:
+        given = [command.state, command.attempt]
+        refuse("stale", what, stored=[state, attempt], given=given)
+    if state == "unknown":
+        history = with_step(history, attempt, state, [result, finished_ms])
+    tx.change(
+        "UPDATE effects SET state = ?, result = ?, history = ?, finished_ms = ? "
+        "WHERE turn = ? AND effect_key = ?",
+        (
+            command.state,
+            _result_json(command),
+            history,
+            command.at_ms,
+            tx.stored_turn(command.turn_id),
+            command.effect_key,
+        ),
+    )
+
+
+# Questions -----------------------------------------------------------------------------------------
+
+
+def _as_asked(command: AskQuestion) -> tuple[Any, ...]:
+    choices = to_json(command.choices)
+    return (command.turn_id, command.question, choices, command.expires_ms, command.at_ms)
+
+
+_SELECT_ASKED = (
+    "SELECT t.id, q.question, q.choices, q.expires_ms, q.asked_ms FROM questions q "
+    "JOIN turns t ON t.n = q.turn WHERE q.key = ? AND q.question_key = ?"
+)
+
+
+def _question_asked(tx: Transaction, command: AskQuestion) -> bool:
+    row = tx.one(_SELECT_ASKED, (command.key, command.question_key))
+    if row is None:
+        return _session_of_turn_deleted(tx, command.turn_id)
+    return row == _as_asked(command)
+
+
+def _ask_question(tx: Transaction, command: AskQuestion) -> None:
+    row = tx.one(_SELECT_ASKED, (command.key, command.question_key))
+    if row is not None:
+        what = f"question {command.question_key} of {command.key}"
+        refuse("conflict", what, stored=list(row), given=list(_as_asked(command)))
+    turn = tx.stored_turn(command.turn_id)
+    _, question, choices, expires_ms, at_ms = _as_asked(command)
+    tx.change(
+        "INSERT INTO questions (key, question_key, turn, question, choices, state, asked_ms, expires_ms) "
+        "VALUES (?, ?, ?, ?, ?, 'open', ?, ?)",
+        (command.key, command.question_key, turn, question, choices, at_ms, expires_ms),
+    )
+
+
+_SELECT_ANSWER = (
+    "SELECT state, answer, answered_by, answered_ms FROM questions WHERE key = ? AND question_key = ?"
+)
+
+
+def _question_answered(tx: Transaction, command: AnswerQuestion) -> bool:
+    row = tx.one(_SELECT_ANSWER, (command.key, command.question_key))
+    return row == (command.state, command.answer, command.by, command.at_ms)
+
+
+def _answer_question(tx: Transaction, command: AnswerQuestion) -> None:
+    row = tx.one(_SELECT_ANSWER, (command.key, command.question_key))
+    what = f"question {command.question_key} of {command.key}"
+    if row is None:
+        refuse("missing", what)
+    if row[0] != "open":
+        refuse("conflict", what, stored=list(row[:3]), given=[command.state, command.answer])
+    tx.change(
+        "UPDATE questions SET state = ?, answer = ?, answered_by = ?, answered_ms = ? "
+        "WHERE key = ? AND question_key = ?",
+        (
+            command.state,
+            command.answer,
+            command.by,
+            command.at_ms,
+            command.key,
+            command.question_key,
+        ),
+    )
+
+
+# Timers --------------------------------------------------------------------------------------------
+
+
+def _as_set(command: SetTimer) -> tuple[Any, ...]:
+    inbound = canonical(command.inbound).decode()
+    return (command.key, command.source, command.due_ms, inbound, command.at_ms)
+
+
+_SELECT_TIMER = "SELECT key, source, due_ms, inbound, set_ms FROM timers WHERE id = ?"
+
+
+def _timer_set(tx: Transaction, command: SetTimer) -> bool:
+    return tx.one(_SELECT_TIMER, (command.timer_id,)) == _as_set(command)
+
+
+def _set_timer(tx: Transaction, command: SetTimer) -> None:
+    if row := tx.one(_SELECT_TIMER, (command.timer_id,)):
+        given = list(_as_set(command))
+        refuse("conflict", f"timer {command.timer_id}", stored=list(row), given=given)
+    key, source, due_ms, inbound, at_ms = _as_set(command)
+    tx.change(
+        "INSERT INTO timers VALUES (?, ?, ?, ?, ?, 'set', ?, NULL)",
+        (command.timer_id, key, source, due_ms, inbound, at_ms),
+    )
+
+
+def _timer_resolved(tx: Transaction, command: ResolveTimer) -> bool:
+    row = tx.one("SELECT state, resolved_ms FROM timers WHERE id = ?", (command.timer_id,))
+    return row == (command.resolution, command.at_ms)
+
+
+def _resolve_timer(tx: Transaction, command: ResolveTimer) -> None:
+    row = tx.one("SELECT state FROM timers WHERE id = ?", (command.timer_id,))
+    if row is None:
+        refuse("missing", f"timer {command.timer_id}")
+    if row[0] != "set":
+        what = f"timer {command.timer_id}"
+        refuse("conflict", what, stored=row[0], given=command.resolution)
+    tx.change(
+        "UPDATE timers SET state = ?, resolved_ms = ? WHERE id = ?",
+        (command.resolution, command.at_ms, command.timer_id),
+    )
+
+
+# Blobs ---------------------------------------------------------------------------------------------
+
+
+def _chunk_put(tx: Transaction, command: PutChunk) -> bool:
+    row = tx.one(
+        "SELECT c.data FROM chunks c JOIN blobs b ON b.n = c.blob WHERE b.id = ? AND c.idx = ?",
+        (command.blob_id, command.index),
+    )
+    return row is not None and row[0] == command.data
+
+
+def _put_chunk(tx: Transaction, command: PutChunk) -> None:
+    row = tx.one("SELECT n, sealed_ms FROM blobs WHERE id = ?", (command.blob_id,))
+    if row is None:
+        tx.change(
+            "INSERT INTO blobs (id, size_bytes, chunk_count, media_type) VALUES (?, 0, 0, '')",
+            (command.blob_id,),
+        )
+        row = tx.one("SELECT n, sealed_ms FROM blobs WHERE id = ?", (command.blob_id,))
+    assert row is not None
+    n, sealed_ms = row
+    taken = tx.one("SELECT 1 FROM chunks WHERE blob = ? AND idx = ?", (n, command.index))
+    if sealed_ms is not None or taken is not None:
+        refuse("conflict", f"piece {command.index} of blob {command.blob_id}")
+    tx.change("INSERT INTO chunks VALUES (?, ?, ?)", (n, command.index, command.data))
+
+
+def _blob_sealed(tx: Transaction, command: SealBlob) -> bool:
+    row = tx.one(
+        "SELECT size_bytes, chunk_count FROM blobs WHERE id = ? AND sealed_ms IS NOT NULL",
+        (command.blob_id,),
+    )
+    return row == (command.size_bytes, command.chunk_count)
+
+
+def _seal_blob(tx: Transaction, command: SealBlob) -> None:
+    row = tx.one("SELECT n, sealed_ms FROM blobs WHERE id = ?", (command.blob_id,))
+    what = f"blob {command.blob_id}"
+    if row is None:
+        refuse("missing", what)
+    if row[1] is not None:
+        refuse("conflict", what)
+    stored = tx.one(
+        "SELECT count(*), coalesce(sum(length(data)), 0), max(idx) FROM chunks WHERE blob = ?",
+        (row[0],),
+    )
+    if stored != (command.chunk_count, command.size_bytes, command.chunk_count - 1):
+        refuse("missing", f"a piece of blob {command.blob_id}", stored=json.dumps(stored))
+    tx.change(
+        "UPDATE blobs SET size_bytes = ?, chunk_count = ?, media_type = ?, sealed_ms = ? WHERE n = ?",
+        (command.size_bytes, command.chunk_count, command.media_type, command.at_ms, row[0]),
+    )
+
+
+def _blob_dropped(tx: Transaction, command: DropBlob) -> bool:
+    return tx.one("SELECT 1 FROM blobs WHERE id = ?", (command.blob_id,)) is None
+
+
+def _drop_blob(tx: Transaction, command: DropBlob) -> None:
+    row = tx.one(
+        "SELECT u.session FROM blobs b JOIN blob_uses u ON u.blob = b.n WHERE b.id = ?",
+        (command.blob_id,),
+    )
+    if row is not None:
+        refuse("conflict", f"blob {command.blob_id}", stored="a message refers to it")
+    tx.change("DELETE FROM blobs WHERE id = ?", (command.blob_id,))
+
+
+HANDLERS: Handlers = {
+    PostDelivery: Handler(_delivery_posted, _post_delivery),
+    MarkDelivery: Handler(_delivery_marked, _mark_delivery),
+    BeginEffect: Handler(_effect_begun, _begin_effect),
+    FinishEffect: Handler(_effect_finished, _finish_effect),
+    AskQuestion: Handler(_question_asked, _ask_question),
+    AnswerQuestion: Handler(_question_answered, _answer_question),
+    SetTimer: Handler(_timer_set, _set_timer),
+    ResolveTimer: Handler(_timer_resolved, _resolve_timer),
+    PutChunk: Handler(_chunk_put, _put_chunk),
+    SealBlob: Handler(_blob_sealed, _seal_blob),
+    DropBlob: Handler(_blob_dropped, _drop_blob),
+}

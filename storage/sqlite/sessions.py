@@ -1,0 +1,384 @@
+"""Handlers for keys and sessions: routes, incarnations, titles, flags, ends, deletion.
+
+Keeps: a session id stands in at most one route; a route never names a session that was rotated away; titles
+are unique; an end is set once, except that a boundary replaces a suspension. Every value that is set leaves a
+row in `changes` under the version it made.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..commands import (
+    CountUselessCompressions,
+    CreateSession,
+    DeleteSession,
+    EndSession,
+    OpenIncarnation,
+    PublishSession,
+    ReopenSession,
+    SetDetails,
+    SetFlags,
+    SetMark,
+    SetPendingTitle,
+    SetRoute,
+    SetTitle,
+)
+from ..identity import SessionId, SessionKey
+from .handlers import Handler, Handlers
+from .rows import to_json
+from .transaction import RouteState, SessionState, Transaction, refuse
+
+TITLE_LENGTH_MAX = 100
+_NUMBERED = re.compile(r"^(.*) #([1-9][0-9]{0,8})$", re.DOTALL)
+
+
+# Values with a version -----------------------------------------------------------------------------
+
+
+def _expect(versions: dict[str, int], aspect: str, scope: str, replaces: int) -> int:
+    """The next version, if `replaces` is the stored one."""
+    if versions[aspect] != replaces:
+        refuse("stale", f"{aspect} of {scope}", stored=versions[aspect], given=replaces)
+    versions[aspect] = replaces + 1
+    return replaces + 1
+
+
+def _set_on_session(tx: Transaction, command: Any, aspect: str, assignments: str, *values: Any) -> None:
+    """Set columns of a session under a version of theirs."""
+    session = tx.stored_session(command.session_id)
+    version = _expect(session.versions, aspect, session.id, command.replaces)
+    tx.change(
+        f"UPDATE sessions SET {assignments}, {aspect}_version = ? WHERE n = ?",
+        (*values, version, session.n),
+    )
+    tx.record_set(session.id, aspect, version, command, command.at_ms)
+    tx.touch(session)
+
+
+def _set_on_route(tx: Transaction, command: Any, aspect: str, assignments: str, *values: Any) -> None:
+    """Set columns of a key under a version of theirs."""
+    route = _stored_route(tx, command.key)
+    version = _expect(route.versions, aspect, route.key, command.replaces)
+    tx.change(
+        f"UPDATE routes SET {assignments}, {aspect}_version = ? WHERE key = ?",
+        (*values, version, route.key),
+    )
+    tx.record_set(route.key, aspect, version, command, command.at_ms)
+
+
+def _session_value(aspect: str) -> Any:
+    def applied(tx: Transaction, command: Any) -> bool:
+        return tx.was_set(command.session_id, aspect, command.replaces + 1, command)
+
+    return applied
+
+
+def _route_value(aspect: str) -> Any:
+    def applied(tx: Transaction, command: Any) -> bool:
+        return tx.was_set(command.key, aspect, command.replaces + 1, command)
+
+    return applied
+
+
+# Keys ----------------------------------------------------------------------------------------------
+
+
+def _stored_route(tx: Transaction, key: SessionKey) -> RouteState:
+    route = tx.route(key)
+    if not route.exists:
+        refuse("missing", f"key {key}")
+    return route
+
+
+def _incarnation_applied(tx: Transaction, command: OpenIncarnation) -> bool:
+    return tx.route(command.key).incarnation == command.incarnation
+
+
+def _open_incarnation(tx: Transaction, command: OpenIncarnation) -> None:
+    route = tx.route(command.key)
+    if command.incarnation < route.incarnation:
+        refuse("stale_incarnation", command.key, route.incarnation, command.incarnation)
+    tx.change(
+        "INSERT INTO routes (key, incarnation) VALUES (?, ?) "
+        "ON CONFLICT (key) DO UPDATE SET incarnation = excluded.incarnation",
+        (command.key, command.incarnation),
+    )
+    route.exists, route.incarnation = True, command.incarnation
+
+
+def move_route(
+    tx: Transaction, key: SessionKey, session_id: SessionId, replaces: int, command: Any
+) -> None:
+    """The one place where a key gets another session; always part of a committed unit."""
+    route = _stored_route(tx, key)
+    version = _expect(route.versions, "route", key, replaces)
+    tx.change(
+        "UPDATE routes SET session_id = ?, route_version = ? WHERE key = ?",
+        (session_id, version, key),
+    )
+    tx.record_set(key, "route", version, command, command.at_ms)
+    route.session_id = session_id
+    tx.route_writes += 1
+
+
+def holder_of(tx: Transaction, session_id: SessionId) -> SessionKey | None:
+    """The key whose route names the session."""
+    row = tx.one("SELECT key FROM routes WHERE session_id = ?", (session_id,))
+    return row[0] if row else None
+
+
+def tip_of(tx: Transaction, session: SessionState) -> SessionId:
+    """Where a chain of rotations ends."""
+    n, tip, seen = session.n, session.id, {session.n}
+    while row := tx.one("SELECT n, id FROM sessions WHERE parent = ? AND edge = 'rotation'", (n,)):
+        n, tip = row
+        if n in seen:  # imported data may hold a cycle; it must not hang us
+            break
+        seen.add(n)
+    return tip
+
+
+def _set_route(tx: Transaction, command: SetRoute) -> None:
+    holder = holder_of(tx, command.session_id)
+    if holder is not None and holder != command.key:
+        refuse("route_conflict", command.key, stored=holder, given=command.session_id)
+    session = tx.session(command.session_id)
+    if session is not None:
+        tx.stored_session(command.session_id)
+        if session.hidden:
+            refuse("missing", f"session {session.id}")
+        if session.end_kind == "rotation":
+            refuse("route_conflict", command.key, stored=tip_of(tx, session), given=session.id)
+        if session.key != command.key:
+            if not command.take_over:
+                refuse("route_conflict", command.key, stored=session.key, given=session.id)
+            tx.change("UPDATE sessions SET key = ? WHERE n = ?", (command.key, session.n))
+            session.key = command.key
+    move_route(tx, command.key, command.session_id, command.replaces, command)
+
+
+def _set_pending_title(tx: Transaction, command: SetPendingTitle) -> None:
+    origin = None if command.title is None else command.origin
+    columns = "pending_title = ?, pending_title_origin = ?"
+    _set_on_route(tx, command, "pending_title", columns, command.title, origin)
+
+
+def _count_useless(tx: Transaction, command: CountUselessCompressions) -> None:
+    _set_on_route(tx, command, "compression", "useless_compressions = ?", command.count)
+
+
+# Sessions ------------------------------------------------------------------------------------------
+
+
+def _session_created(tx: Transaction, command: CreateSession) -> bool:
+    session = tx.session(command.session_id)
+    if session is None or session.key != command.key:
+        return False
+    parent = None if command.parent_id is None else tx.session(command.parent_id)
+    return session.parent == (parent.n if parent else None)
+
+
+def _create_session(tx: Transaction, command: CreateSession) -> None:
+    session = tx.session(command.session_id)
+    holder = holder_of(tx, command.session_id)
+    owner = session.key if session is not None else holder
+    if session is not None or (holder is not None and holder != command.key):
+        refuse("conflict", f"session {command.session_id}", stored=owner, given=command.key)
+    parent = None
+    if command.parent_id is not None:
+        parent = tx.session(command.parent_id)
+        if parent is None:
+            refuse("missing", f"parent session {command.parent_id}")
+    if command.edge == "rotation" and not command.hidden:
+        refuse("invalid", "edge", given="only a rotation makes a rotation's child")
+    session = tx.insert_session(
+        {
+            "id": command.session_id,
+            "key": command.key,
+            "parent": parent.n if parent else None,
+            "edge": command.edge,
+            "source": command.source,
+            "user": command.user,
+            "model": command.model,
+            "started_ms": command.at_ms,
+            "hidden": command.hidden,
+            "meta": None if command.meta is None else to_json(command.meta),
+        },
+        command.at_ms,
+    )
+    tx.touch(session)
+
+
+def _set_title(tx: Transaction, command: SetTitle) -> None:
+    session = tx.stored_session(command.session_id)
+    if command.title is not None:
+        row = tx.one(
+            "SELECT id FROM sessions WHERE title = ? AND n <> ?", (command.title, session.n)
+        )
+        if row is not None:
+            refuse("title_taken", session.id, stored=row[0], given=command.title)
+    origin = None if command.title is None else command.origin
+    _set_on_session(tx, command, "title", "title = ?, title_origin = ?", command.title, origin)
+    session.title, session.title_origin = command.title, origin
+
+
+def next_title(tx: Transaction, title: str) -> str:
+    """The title with the next free number: `Chat`, `Chat #2`, `Chat #3`."""
+    numbered = _NUMBERED.match(title)
+    base, number = (numbered[1], int(numbered[2])) if numbered else (title, 1)
+    while True:
+        number += 1
+        suffix = f" #{number}"
+        candidate = base[: TITLE_LENGTH_MAX - len(suffix)].rstrip() + suffix
+        if tx.one("SELECT 1 FROM sessions WHERE title = ?", (candidate,)) is None:
+            return candidate
+
+
+def _set_flags(tx: Transaction, command: SetFlags) -> None:
+    columns = "archived = ?, pinned = ?"
+    _set_on_session(tx, command, "flags", columns, command.archived, command.pinned)
+
+
+def _set_details(tx: Transaction, command: SetDetails) -> None:
+    meta = None if command.meta is None else to_json(command.meta)
+    columns = "user = ?, model = ?, meta = ?"
+    _set_on_session(tx, command, "details", columns, command.user, command.model, meta)
+
+
+def _end_session(tx: Transaction, command: EndSession) -> None:
+    session = tx.stored_session(command.session_id)
+    replaced_by_boundary = session.end_kind == "suspension" and command.kind == "boundary"
+    if session.end_kind is not None and not replaced_by_boundary:
+        refuse("ended", session.id, stored=session.end_reason, given=command.reason)
+    columns = "ended_ms = ?, end_reason = ?, end_kind = ?"
+    _set_on_session(tx, command, "end", columns, command.at_ms, command.reason, command.kind)
+    session.end_kind, session.end_reason = command.kind, command.reason
+
+
+def _reopen_session(tx: Transaction, command: ReopenSession) -> None:
+    session = tx.stored_session(command.session_id)
+    if session.end_kind == "rotation":
+        tip = tip_of(tx, session)
+        if tip != session.id:  # a parent without a child may be reopened: contract G4
+            refuse("route_conflict", session.key, stored=tip, given=session.id)
+    columns = "ended_ms = NULL, end_reason = NULL, end_kind = NULL"
+    _set_on_session(tx, command, "end", columns)
+    session.end_kind = session.end_reason = None
+
+
+# Deletion ------------------------------------------------------------------------------------------
+
+
+def _session_deleted(tx: Transaction, command: DeleteSession) -> bool:
+    session = tx.session(command.session_id)
+    return session is not None and session.deleted
+
+
+def _delete_session(tx: Transaction, command: DeleteSession) -> None:
+    session = tx.stored_session(command.session_id)
+    holder = holder_of(tx, session.id)
+    if holder is not None:
+        refuse("route_conflict", holder, stored=holder, given=session.id)
+    tx.flush()
+    _give_originals_away(tx, session)
+    n = (session.n,)
+    turns = "(SELECT n FROM turns WHERE session = ?)"
+    for table, rows in (
+        ("blob_uses", "session = ?"),
+        ("messages", "session = ?"),
+        ("rewinds", "session = ?"),
+        ("deliveries", "session = ?"),
+        ("effects", f"turn IN {turns}"),
+        ("questions", f"turn IN {turns}"),
+    ):
+        tx.change(f"DELETE FROM {table} WHERE {rows}", n)
+    # Turns and inbox rows stay, without text, so that a repeated inbound message is still recognised.
+    tx.change(
+        "UPDATE turns SET outcome = CASE WHEN outcome IS NULL THEN NULL "
+        "ELSE json_object('kind', outcome ->> 'kind') END WHERE session = ?",
+        n,
+    )
+    tx.change(f"UPDATE inbox SET body = NULL WHERE turn IN {turns}", n)
+    tx.change(f"UPDATE dead_letters SET reason = '' WHERE turn IN {turns}", n)
+    tx.change(
+        "UPDATE sessions SET deleted = 1, title = NULL, title_origin = NULL, user = NULL, meta = NULL, "
+        "ended_ms = coalesce(ended_ms, ?), end_reason = coalesce(end_reason, 'deleted'), "
+        "end_kind = coalesce(end_kind, 'boundary') WHERE n = ?",
+        (command.at_ms, session.n),
+    )
+    tx.change(
+        "UPDATE heads SET message_count = 0, active_count = 0, active_bytes = 0, tool_call_count = 0 "
+        "WHERE session = ?",
+        n,
+    )
+    tx.forget(session.id)
+
+
+def _give_originals_away(tx: Transaction, session: SessionState) -> None:
+    """Carried copies of the session's own messages: the oldest copy of each becomes the original."""
+    heirs = tx.all(
+        "SELECT min(c.n), c.uid FROM messages o JOIN messages c ON c.uid = o.uid AND c.carried = 1 "
+        "WHERE o.session = ? AND o.carried = 0 AND c.session <> o.session GROUP BY c.uid",
+        (session.n,),
+    )
+    for n, uid in heirs:
+        # The index allows one original of a uid: the old one goes first.
+        tx.change("DELETE FROM messages WHERE session = ? AND uid = ?", (session.n, uid))
+        tx.change("UPDATE messages SET carried = 0 WHERE n = ?", (n,))
+        tx.change(
+            "UPDATE heads SET message_count = message_count + (SELECT kind <> 1 FROM messages WHERE n = ?), "
+            "tool_call_count = tool_call_count + (SELECT coalesce(json_array_length(details, "
+            "'$.tool_calls'), 0) FROM messages WHERE n = ?) "
+            "WHERE session = (SELECT session FROM messages WHERE n = ?)",
+            (n, n, n),
+        )
+        heir = tx.one(
+            "SELECT s.id FROM sessions s JOIN messages m ON m.session = s.n WHERE m.n = ?", (n,)
+        )
+        assert heir is not None
+        tx.forget(heir[0])
+
+
+def _session_published(tx: Transaction, command: PublishSession) -> bool:
+    session = tx.session(command.session_id)
+    return session is not None and not session.hidden
+
+
+def _publish_session(tx: Transaction, command: PublishSession) -> None:
+    session = tx.stored_session(command.session_id)
+    tx.change("UPDATE sessions SET hidden = 0 WHERE n = ?", (session.n,))
+    session.hidden = False
+    tx.touch(session)
+
+
+# Marks ---------------------------------------------------------------------------------------------
+
+
+def _mark_set(tx: Transaction, command: SetMark) -> bool:
+    return tx.one("SELECT value FROM marks WHERE name = ?", (command.name,)) == (command.value,)
+
+
+def _set_mark(tx: Transaction, command: SetMark) -> None:
+    row = tx.one("SELECT value FROM marks WHERE name = ?", (command.name,))
+    if row is not None:
+        refuse("conflict", f"mark {command.name}", stored=row[0], given=command.value)
+    tx.change("INSERT INTO marks VALUES (?, ?)", (command.name, command.value))
+
+
+HANDLERS: Handlers = {
+    OpenIncarnation: Handler(_incarnation_applied, _open_incarnation),
+    SetRoute: Handler(_route_value("route"), _set_route),
+    SetPendingTitle: Handler(_route_value("pending_title"), _set_pending_title),
+    CountUselessCompressions: Handler(_route_value("compression"), _count_useless),
+    CreateSession: Handler(_session_created, _create_session),
+    SetTitle: Handler(_session_value("title"), _set_title),
+    SetFlags: Handler(_session_value("flags"), _set_flags),
+    SetDetails: Handler(_session_value("details"), _set_details),
+    EndSession: Handler(_session_value("end"), _end_session),
+    ReopenSession: Handler(_session_value("end"), _reopen_session),
+    DeleteSession: Handler(_session_deleted, _delete_session),
+    PublishSession: Handler(_session_published, _publish_session),
+    SetMark: Handler(_mark_set, _set_mark),
+}

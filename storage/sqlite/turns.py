@@ -1,0 +1,356 @@
+"""Handlers for turns, the inbox, dead letters and usage.
+
+Keeps: an attempt of a turn starts once, and only after the one before; a turn that has ended stays as it ended
+unless a further attempt starts; an inbound message is known by (source, inbound id) for as long as its row is
+kept. What an attempt came to before the next one began is kept in `history`, so that a re-sent command is
+recognised however late it comes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..commands import (
+    AcceptInbound,
+    AddUsage,
+    EndTurn,
+    OpenTurn,
+    PruneInbox,
+    ResolveDeadLetter,
+    SetAside,
+    StartTurn,
+    SuspendTurn,
+    TakeInbound,
+)
+from ..records import Tokens
+from .handlers import Handler, Handlers
+from .rows import canonical, digest, to_json
+from .transaction import Transaction, refuse
+
+if TYPE_CHECKING:
+    from ..identity import TurnId
+
+
+# What came before, for state machines with attempts -------------------------------------------------
+
+
+def remembers(history: str | None, attempt: int, state: str, content: Any) -> bool:
+    """Whether this step was taken before the current one."""
+    return history is not None and _step(attempt, state, content) in msgspec.json.decode(history)
+
+
+def with_step(history: str | None, attempt: int, state: str, content: Any) -> str:
+    """The history with one more step behind us."""
+    steps: list[str] = msgspec.json.decode(history) if history is not None else []
+    return to_json([*steps, _step(attempt, state, content)])
+
+
+def _step(attempt: int, state: str, content: Any) -> str:
+    return f"{attempt} {state} {digest(content).hex()[:16]}"
+
+
+# Turns ---------------------------------------------------------------------------------------------
+
+_SELECT_TURN = (
+    "SELECT t.n, t.state, t.attempt, t.outcome, t.history, t.started_ms, t.ended_ms, s.id "
+    "FROM turns t LEFT JOIN sessions s ON s.n = t.session WHERE t.id = ?"
+)
+
+
+def _turn(tx: Transaction, turn_id: TurnId) -> tuple[Any, ...]:
+    row = tx.one(_SELECT_TURN, (turn_id,))
+    if row is None:
+        refuse("missing", f"turn {turn_id}")
+    return row
+
+
+def _turn_opened(tx: Transaction, command: OpenTurn) -> bool:
+    row = tx.one("SELECT key, opened_ms FROM turns WHERE id = ?", (command.turn_id,))
+    return row == (command.key, command.at_ms)
+
+
+def _open_turn(tx: Transaction, command: OpenTurn) -> None:
+    row = tx.one("SELECT key, opened_ms FROM turns WHERE id = ?", (command.turn_id,))
+    if row is not None:
+        given = [command.key, command.at_ms]
+        refuse("conflict", f"turn {command.turn_id}", stored=list(row), given=given)
+    tx.change(
+        "INSERT INTO turns (id, key, state, attempt, opened_ms) VALUES (?, ?, 'queued', 0, ?)",
+        (command.turn_id, command.key, command.at_ms),
+    )
+
+
+def _turn_started(tx: Transaction, command: StartTurn) -> bool:
+    row = tx.one(_SELECT_TURN, (command.turn_id,))
+    if row is None:
+        return False
+    _, _, attempt, _, _, started_ms, _, _ = row
+    # Attempts follow each other, so a later one proves this one. The session is not compared: rotation
+    # moves a running turn to the child.
+    return attempt > command.attempt or (attempt, started_ms) == (command.attempt, command.at_ms)
+
+
+def _start_turn(tx: Transaction, command: StartTurn) -> None:
+    n, state, attempt, outcome, history, _, ended_ms, _ = _turn(tx, command.turn_id)
+    session = tx.stored_session(command.session_id)
+    if command.attempt != attempt + 1:
+        refuse("stale", f"attempt of turn {command.turn_id}", stored=attempt, given=command.attempt)
+    if state == "waiting":
+        history = with_step(history, attempt, "waiting", None)
+    elif state == "ended":
+        history = with_step(history, attempt, "ended", [outcome, ended_ms])
+    tx.change(
+        "UPDATE turns SET state = 'running', attempt = ?, session = ?, outcome = NULL, history = ?, "
+        "started_ms = ?, ended_ms = NULL WHERE n = ?",
+        (command.attempt, session.n, history, command.at_ms, n),
+    )
+    tx.remember_turn(command.turn_id, n)
+
+
+def _turn_suspended(tx: Transaction, command: SuspendTurn) -> bool:
+    row = tx.one(_SELECT_TURN, (command.turn_id,))
+    if row is None:
+        return False
+    _, state, attempt, _, history, _, _, _ = row
+    if (state, attempt) == ("waiting", command.attempt):
+        return True
+    return remembers(history, command.attempt, "waiting", None)
+
+
+def _suspend_turn(tx: Transaction, command: SuspendTurn) -> None:
+    n, state, attempt, *_ = _turn(tx, command.turn_id)
+    if (state, attempt) != ("running", command.attempt):
+        refuse("stale", f"turn {command.turn_id}", stored=[state, attempt], given=command.attempt)
+    tx.change("UPDATE turns SET state = 'waiting' WHERE n = ?", (n,))
+
+
+def _turn_ended(tx: Transaction, command: EndTurn) -> bool:
+    row = tx.one(_SELECT_TURN, (command.turn_id,))
+    if row is None:
+        return False
+    _, state, attempt, outcome, history, _, ended_ms, _ = row
+    given = _outcome_json(command)
+    if (state, attempt) == ("ended", command.attempt):
+        return (outcome, ended_ms) == (given, command.at_ms)
+    return remembers(history, command.attempt, "ended", [given, command.at_ms])
+
+
+def _outcome_json(command: EndTurn) -> str:
+    return canonical(command.outcome).decode()
+
+
+def _end_turn(tx: Transaction, command: EndTurn) -> None:
+    n, state, attempt, outcome, history, _, _, _ = _turn(tx, command.turn_id)
+    if attempt != command.attempt:
+        refuse("stale", f"turn {command.turn_id}", stored=[state, attempt], given=command.attempt)
+    if state == "ended":
+        given = _outcome_json(command)
+        refuse("conflict", f"outcome of turn {command.turn_id}", stored=outcome, given=given)
+    if state == "waiting":
+        history = with_step(history, attempt, "waiting", None)
+    tx.change(
+        "UPDATE turns SET state = 'ended', outcome = ?, history = ?, ended_ms = ? WHERE n = ?",
+        (_outcome_json(command), history, command.at_ms, n),
+    )
+
+
+# The inbox -----------------------------------------------------------------------------------------
+
+_SELECT_INBOX = (
+    "SELECT i.key, t.id, i.disposition, i.digest, i.accepted_ms FROM inbox i "
+    "JOIN turns t ON t.n = i.turn WHERE i.source = ? AND i.inbound_id = ?"
+)
+
+
+def _as_accepted(command: AcceptInbound) -> tuple[Any, ...]:
+    return (command.key, command.turn_id, command.disposition, command.digest, command.at_ms)
+
+
+def _inbound_accepted(tx: Transaction, command: AcceptInbound) -> bool:
+    row = tx.one(_SELECT_INBOX, (command.source, command.inbound_id))
+    if row is not None:
+        return row == _as_accepted(command)
+    # No row, and its turn is over: the row was pruned. Accepting it again would never be taken.
+    return tx.one("SELECT state FROM turns WHERE id = ?", (command.turn_id,)) == ("ended",)
+
+
+def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
+    row = tx.one(_SELECT_INBOX, (command.source, command.inbound_id))
+    if row is not None:
+        what = f"inbound {command.source}/{command.inbound_id}"
+        refuse("conflict", what, stored=list(row), given=list(_as_accepted(command)))
+    turn = tx.stored_turn(command.turn_id)
+    body = None if command.body is None else to_json(command.body)
+    tx.change(
+        "INSERT INTO inbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            command.source,
+            command.inbound_id,
+            command.key,
+            turn,
+            command.disposition,
+            command.digest,
+            command.at_ms,
+            body,
+        ),
+    )
+
+
+def _inbound_taken(tx: Transaction, command: TakeInbound) -> bool:
+    row = tx.one(
+        "SELECT body FROM inbox WHERE source = ? AND inbound_id = ?",
+        (command.source, command.inbound_id),
+    )
+    return row is None or row[0] is None  # a row that is gone was taken before it was pruned
+
+
+def _take_inbound(tx: Transaction, command: TakeInbound) -> None:
+    tx.change(
+        "UPDATE inbox SET body = NULL WHERE source = ? AND inbound_id = ?",
+        (command.source, command.inbound_id),
+    )
+
+
+def _pruned_version(tx: Transaction) -> int:
+    row = tx.one("SELECT max(version) FROM changes WHERE scope = 'inbox' AND aspect = 'pruned'")
+    return row[0] if row is not None and row[0] is not None else 0
+
+
+def _inbox_pruned(tx: Transaction, command: PruneInbox) -> bool:
+    return tx.was_set("inbox", "pruned", command.replaces + 1, command)
+
+
+def _prune_inbox(tx: Transaction, command: PruneInbox) -> None:
+    version = _pruned_version(tx)
+    if version != command.replaces:
+        refuse("stale", "pruning of the inbox", stored=version, given=command.replaces)
+    tx.change(
+        "DELETE FROM inbox WHERE (source, inbound_id) IN (SELECT i.source, i.inbound_id FROM inbox i "
+        "JOIN turns t ON t.n = i.turn WHERE i.accepted_ms < ? AND t.state = 'ended' "
+        "ORDER BY i.accepted_ms, i.source, i.inbound_id LIMIT ?)",
+        (command.before_ms, command.limit),
+    )
+    tx.record_set("inbox", "pruned", version + 1, command, command.at_ms)
+
+
+# Dead letters --------------------------------------------------------------------------------------
+
+
+def _dead_letter(tx: Transaction, turn_id: TurnId) -> tuple[Any, ...] | None:
+    turn = tx.turn(turn_id)
+    if turn is None:
+        return None
+    return tx.one("SELECT tries, state FROM dead_letters WHERE turn = ?", (turn,))
+
+
+def _set_aside_applied(tx: Transaction, command: SetAside) -> bool:
+    row = _dead_letter(tx, command.turn_id)
+    return row is not None and row[0] >= command.tries
+
+
+def _set_aside(tx: Transaction, command: SetAside) -> None:
+    turn = tx.stored_turn(command.turn_id)
+    tx.change(
+        "INSERT INTO dead_letters VALUES (?, ?, ?, 'open', ?, NULL) ON CONFLICT (turn) DO UPDATE SET "
+        "reason = excluded.reason, tries = excluded.tries, state = 'open', at_ms = excluded.at_ms, "
+        "resolved_ms = NULL",
+        (turn, command.reason, command.tries, command.at_ms),
+    )
+
+
+def _dead_letter_resolved(tx: Transaction, command: ResolveDeadLetter) -> bool:
+    row = _dead_letter(tx, command.turn_id)
+    if row is None:
+        return False
+    tries, state = row
+    return tries > command.tries or (tries, state) == (command.tries, command.resolution)
+
+
+def _resolve_dead_letter(tx: Transaction, command: ResolveDeadLetter) -> None:
+    row = _dead_letter(tx, command.turn_id)
+    if row is None or row[0] < command.tries:
+        refuse("missing", f"dead letter {command.turn_id}")
+    if row[1] != "open":
+        what = f"dead letter {command.turn_id}"
+        refuse("conflict", what, stored=row[1], given=command.resolution)
+    tx.change(
+        "UPDATE dead_letters SET state = ?, resolved_ms = ? WHERE turn = ?",
+        (command.resolution, command.at_ms, tx.stored_turn(command.turn_id)),
+    )
+
+
+# Usage ---------------------------------------------------------------------------------------------
+
+
+def _usage_row(command: AddUsage) -> tuple[int | str, ...]:
+    tokens = command.tokens
+    return (
+        command.model,
+        int(command.auxiliary),
+        tokens.input,
+        tokens.output,
+        tokens.cache_read,
+        tokens.cache_write,
+        tokens.reasoning,
+        command.cost_nanos,
+        command.at_ms,
+    )
+
+
+_SELECT_USAGE = (
+    "SELECT model, auxiliary, input, output, cache_read, cache_write, reasoning, cost_nanos, at_ms "
+    "FROM usage WHERE call = ?"
+)
+
+
+def _usage_added(tx: Transaction, command: AddUsage) -> bool:
+    return tx.one(_SELECT_USAGE, (bytes.fromhex(command.call_id),)) == _usage_row(command)
+
+
+def _add_usage(tx: Transaction, command: AddUsage) -> None:
+    session = tx.stored_session(command.session_id)
+    call = bytes.fromhex(command.call_id)
+    row = tx.one(_SELECT_USAGE, (call,))
+    if row is not None:
+        given = list(_usage_row(command))
+        refuse("conflict", f"usage of call {command.call_id}", stored=list(row), given=given)
+    turn = tx.stored_turn(command.turn_id) if command.turn_id is not None else None
+    tx.change(
+        "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (call, session.n, turn, *_usage_row(command)),
+    )
+    prefix = "auxiliary_" if command.auxiliary else ""
+    row = tx.one(f"SELECT {prefix}tokens FROM sessions WHERE n = ?", (session.n,))
+    assert row is not None
+    total = Tokens() if row[0] is None else msgspec.json.decode(row[0], type=Tokens)
+    tx.change(
+        f"UPDATE sessions SET {prefix}tokens = ?, {prefix}cost_nanos = {prefix}cost_nanos + ? WHERE n = ?",
+        (to_json(added(total, command.tokens)), command.cost_nanos, session.n),
+    )
+
+
+def added(a: Tokens, b: Tokens) -> Tokens:
+    """Two counts as one."""
+    return Tokens(
+        input=a.input + b.input,
+        output=a.output + b.output,
+        cache_read=a.cache_read + b.cache_read,
+        cache_write=a.cache_write + b.cache_write,
+        reasoning=a.reasoning + b.reasoning,
+    )
+
+
+HANDLERS: Handlers = {
+    OpenTurn: Handler(_turn_opened, _open_turn),
+    AcceptInbound: Handler(_inbound_accepted, _accept_inbound),
+    TakeInbound: Handler(_inbound_taken, _take_inbound),
+    StartTurn: Handler(_turn_started, _start_turn),
+    SuspendTurn: Handler(_turn_suspended, _suspend_turn),
+    EndTurn: Handler(_turn_ended, _end_turn),
+    SetAside: Handler(_set_aside_applied, _set_aside),
+    ResolveDeadLetter: Handler(_dead_letter_resolved, _resolve_dead_letter),
+    PruneInbox: Handler(_inbox_pruned, _prune_inbox),
+    AddUsage: Handler(_usage_added, _add_usage),
+}

@@ -1,0 +1,139 @@
+"""Units, their guards, and the receipts they resolve to.
+
+A unit is applied whole or not at all. What is already stored exactly as given counts as applied, first of
+all; for the rest the guards must hold:
+
+- the incarnation is the key's: a predecessor's late write is refused (`stale_incarnation`);
+- the route names the guarded session (or this unit moves it there), and the session is open (or has no row
+  yet, or is reopened by this unit);
+- `base_seq`, if given, is the session's next seq, so that one refusal refuses all later units of that session
+  by itself (`broken_chain`): no gaps, no torn order;
+- `revision`, if given, is the session's: what the writer of the unit has seen is what is stored.
+
+A receipt tells only what is certain: `Durable` is on disk, `Refused` has changed nothing, `Unknown` is said
+only when the runtime ends before the outcome could be learned.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from . import errors
+from .commands import AnyCommand, AppendMessages, Branch, Compact, Restore, Rewind, Rotate
+from .identity import Incarnation, Seq, SessionId, SessionKey
+
+Reason: TypeAlias = Literal[
+    "stale_revision",
+    "route_conflict",
+    "no_gain",
+    "title_taken",
+    "stale",
+    "stale_incarnation",
+    "broken_chain",
+    "ended",
+    "conflict",
+    "missing",
+    "invalid",
+]
+
+
+class Guard(Struct, frozen=True, kw_only=True):
+    """What must hold for a unit to be applied."""
+
+    key: SessionKey
+    incarnation: Incarnation
+    session_id: SessionId | None = None
+    base_seq: Seq | None = None
+    revision: int | None = None
+
+
+class Unit(Struct, frozen=True):
+    """Commands that are applied together, under their guards. A unit that is sent again must be equal."""
+
+    commands: tuple[AnyCommand, ...]
+    guards: tuple[Guard, ...] = ()
+
+
+class Head(Struct, frozen=True):
+    """Where a session stands after a unit."""
+
+    session_id: SessionId
+    next_seq: Seq
+    revision: int
+
+
+class Durable(Struct, frozen=True):
+    """The unit is on disk. `again` says that it was there before it was sent this time."""
+
+    commit_seq: int
+    again: bool = False
+    heads: tuple[Head, ...] = ()
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """The unit has changed nothing, and why."""
+
+    reason: Reason
+    what: str
+    stored: Any = None
+    given: Any = None
+
+    def error(self) -> errors.OnepenError:
+        """The same as a typed error, for callers that raise."""
+        match self.reason:
+            case "conflict":
+                return errors.ConflictError(self.what, self.stored, self.given)
+            case "route_conflict":
+                return errors.RouteConflictError(self.what, str(self.given), self.stored)
+            case "title_taken":
+                return errors.TitleTakenError(str(self.given), self.stored)
+            case "no_gain":
+                return errors.NoGainError(self.what, self.stored, self.given)
+            case "ended":
+                return errors.SessionEndedError(self.what, self.stored)
+            case "missing":
+                return errors.MissingError(self.what)
+            case "stale_incarnation":
+                return errors.StaleIncarnationError(self.what, self.given, self.stored)
+            case "broken_chain":
+                return errors.BrokenChainError(self.what, self.given, self.stored)
+            case "stale" | "stale_revision":
+                return errors.StaleError(self.what, self.given, self.stored)
+            case "invalid":
+                return errors.InvalidContentError(
+                    self.what, str(self.given), hint="nothing of the unit was stored"
+                )
+
+
+class Unknown(Struct, frozen=True):
+    """The runtime ended before it learned what became of the unit."""
+
+    reason: str
+
+
+Receipt: TypeAlias = Durable | Refused | Unknown
+
+
+def check_guarded(unit: Unit) -> None:
+    """Raise unless every command that changes a transcript is covered by a guard of its session.
+
+    This is what keeps every transcript behind its session actor: there is no way to write around the chain.
+    """
+    if not unit.commands:
+        raise errors.InvalidUnitError("a unit without commands")
+    guarded = {guard.session_id for guard in unit.guards}
+    for command in unit.commands:
+        match command:
+            case Rotate() | Branch():
+                session_id = command.parent_id
+                guarded.add(command.child_id)
+            case AppendMessages() | Compact() | Rewind() | Restore():
+                session_id = command.session_id
+            case _:
+                continue
+        if session_id not in guarded:
+            raise errors.InvalidUnitError(
+                f"{type(command).__name__} of session {session_id} is not guarded"
+            )

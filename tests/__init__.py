@@ -1,0 +1,1 @@
+"""The tests; README.md in this folder says where a new one goes."""

@@ -1,0 +1,1 @@
+"""Fast tests of the actors folder, one file per module."""

@@ -1,0 +1,1 @@
+"""One file per letter of docs/contract.md; each test names the line it proves."""

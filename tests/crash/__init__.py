@@ -1,0 +1,1 @@
+"""Power loss, failing disks and killed processes, each followed by a reopening."""

@@ -1,0 +1,1 @@
+"""Fast tests of the runtime folder, one file per module."""

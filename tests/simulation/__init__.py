@@ -1,0 +1,1 @@
+"""Whole programs under drawn schedules, a mock clock and injected faults."""

@@ -1,0 +1,1 @@
+"""Fast tests of the storage folder, one file per module."""

@@ -1,0 +1,1 @@
+"""Checked by mypy and basedpyright, never run."""
