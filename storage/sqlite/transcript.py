@@ -38,7 +38,6 @@ from .sessions import holder_of, move_route, next_title
 from .transaction import SessionState, Transaction, refuse
 
 if TYPE_CHECKING:
-    from ..identity import SessionId
     from ..records import Draft, Message
 
 PLACE = "coalesce(covers_last, seq)"
@@ -224,9 +223,9 @@ def _check_gain(
     """The child must be smaller, the running turn left out on both sides: contract B11."""
     measure = (
         f"SELECT count(*), coalesce(sum({SIZE}), 0) FROM messages "
-        "WHERE session = ? AND state = 0 AND seq >= ? AND turn IS NOT ?"
+        "WHERE session = ? AND state = 0 AND seq >= ? AND coalesce(turn, 0) <> ?"
     )
-    scope = (parent.n, parent.first_active, turn)
+    scope = (parent.n, parent.first_active, turn or -1)
     before = tx.one(measure, scope)
     kept = tx.one(f"{measure} AND seq IN (SELECT value FROM json_each(?))", (*scope, carried))
     assert before is not None
@@ -572,12 +571,6 @@ def _add_as_is(tx: Transaction, session: SessionState, message: Message) -> None
         session.message_count += 1
         session.tool_call_count += len(message.tool_calls)
     session.last_ms = max(session.last_ms, message.created_ms)
-
-
-def next_seq_of(tx: Transaction, session_id: SessionId) -> tuple[int, int]:
-    """(next seq, revision); zeros for a session that has no row yet."""
-    session = tx.session(session_id)
-    return (0, 0) if session is None else (session.next_seq, session.revision)
 
 
 HANDLERS: Handlers = {

@@ -1,0 +1,288 @@
+"""The edge: what is given is stored exactly, or refused before it is posted.
+
+Owns the table of outcomes in `docs/edge.md`. One call checks a whole unit and tells its size; it walks
+structured content without recursion, so that no depth of nesting can hurt. It never changes what is given:
+either every character comes back as it was, or `InvalidContentError` names the field and the problem.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from typing import Any
+
+import msgspec
+
+from .commands import (
+    AppendMessages,
+    Compact,
+    CreateSession,
+    PutChunk,
+    Rewind,
+    Rotate,
+    SetPendingTitle,
+    SetTitle,
+    StageMessages,
+)
+from .errors import InvalidContentError
+from .records import Draft
+from .units import Unit, check_guarded
+
+TEXT_BYTES_MAX = 1024 * 1024
+DETAILS_BYTES_MAX = 1024 * 1024
+NAME_BYTES_MAX = 1024  # keys, sources, ids, users, reasons
+DEPTH_MAX = 64
+TITLE_LENGTH_MAX = 100
+CHUNK_BYTES_MAX = 256 * 1024
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
+
+_UID = re.compile(r"[0-9a-f]{32}")
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_BASE_BYTES = 64  # what a command costs in memory beside its content; a rough, safe number
+
+
+def check_unit(unit: Unit) -> int:
+    """Check everything in a unit and return its size in bytes, for bounds. Raises before anything is posted."""
+    check_guarded(unit)
+    size = 0
+    for guard in unit.guards:
+        if guard.session_id is not None:
+            check_session_id(guard.session_id)
+    for command in unit.commands:
+        size += _BASE_BYTES
+        if type(command) is AppendMessages:  # by far the most frequent one
+            check_session_id(command.session_id)
+            _check_integer("base_seq", command.base_seq)
+            if not command.messages:
+                _refuse("messages", "there are none", "append at least one message")
+            for draft in command.messages:
+                size += check_draft(draft)
+        else:
+            size += _check_command(command)
+    return size
+
+
+def _check_command(command: Any) -> int:
+    match command:
+        case Rotate():
+            drafts: tuple[Draft, ...] = command.summary
+        case Compact():
+            drafts = (command.summary,)
+        case Rewind():
+            drafts = command.closing
+        case StageMessages():
+            drafts = command.messages
+            if not drafts:
+                _refuse("messages", "there are none", "stage at least one message")
+        case PutChunk():
+            if len(command.data) > CHUNK_BYTES_MAX:
+                _refuse("data", "the piece is too large", f"cut it to {CHUNK_BYTES_MAX} bytes")
+            drafts = ()
+        case SetTitle() | SetPendingTitle():
+            if command.title is not None:
+                check_title(command.title)
+            drafts = ()
+        case CreateSession():
+            check_session_id(command.session_id)
+            drafts = ()
+        case _:
+            drafts = ()
+    size = sum(check_draft(draft) for draft in drafts)
+    return size + _check_fields(command)
+
+
+def _check_fields(command: Any) -> int:
+    """Every plain field: text that is text, integers that fit, JSON that comes back as it was."""
+    size = 0
+    for name in command.__struct_fields__:
+        value = getattr(command, name)
+        if isinstance(value, str):
+            size += _check_text(name, value, _limit(name))
+            if name.endswith(("uid", "call_id", "effect_id")):
+                check_uid(name, value)
+            elif name in ("session_id", "parent_id", "child_id"):
+                check_session_id(value)
+        elif isinstance(value, int):
+            _check_integer(name, value)
+        elif isinstance(value, dict):
+            size += check_json(name, value)
+        elif isinstance(value, bytes):
+            size += len(value)
+        elif isinstance(value, tuple):
+            size += _check_tuple(name, value)
+        elif isinstance(value, msgspec.Struct) and not isinstance(value, Draft):
+            size += _check_fields(value)
+    return size
+
+
+def _check_tuple(name: str, values: tuple[Any, ...]) -> int:
+    size = 0
+    for value in values:
+        if isinstance(value, str):
+            size += _check_text(name, value, NAME_BYTES_MAX)
+        elif isinstance(value, int):
+            _check_integer(name, value)
+            size += 8
+        elif isinstance(value, dict):
+            size += check_json(name, value)
+    return size
+
+
+_LONG_FIELDS = frozenset(("text", "error", "answer", "question", "reason", "cause"))
+
+
+def _limit(name: str) -> int:
+    return TEXT_BYTES_MAX if name in _LONG_FIELDS else NAME_BYTES_MAX
+
+
+# Messages ------------------------------------------------------------------------------------------
+
+
+def check_draft(draft: Draft) -> int:
+    """Check one message and return its size in bytes."""
+    check_uid("uid", draft.uid)
+    size = 0 if draft.text is None else _check_text("text", draft.text, TEXT_BYTES_MAX)
+    if draft.user is not None:
+        _check_text("user", draft.user, NAME_BYTES_MAX)
+    created_ms = draft.created_ms
+    if type(created_ms) is not int or not INTEGER_MIN <= created_ms <= INTEGER_MAX:
+        _check_integer("created_ms", created_ms)
+    if draft.role not in ("user", "assistant", "tool", "system", "developer"):
+        _refuse("role", f"{draft.role!r} is none", "use system, developer, user, assistant or tool")
+    if draft.text is not None and draft.parts is not None:
+        _refuse("parts", "there is text as well", "give text or parts, not both")
+    details = _check_details(draft)
+    if details > DETAILS_BYTES_MAX:
+        hint = f"keep it under {DETAILS_BYTES_MAX} bytes; put large things into blobs"
+        _refuse("details", f"{details} bytes are too many", hint)
+    return size + details
+
+
+def _check_details(draft: Draft) -> int:
+    size = 0
+    if draft.parts is not None:
+        for part in draft.parts:
+            size += check_json("parts", part)
+    for call in draft.tool_calls:
+        size += _check_text("tool_calls.id", call.id, NAME_BYTES_MAX)
+        size += _check_text("tool_calls.name", call.name, NAME_BYTES_MAX)
+        size += _check_text("tool_calls.arguments", call.arguments, DETAILS_BYTES_MAX)
+    for name, value, limit in (
+        ("tool_call_id", draft.tool_call_id, NAME_BYTES_MAX),
+        ("name", draft.name, NAME_BYTES_MAX),
+        ("reasoning", draft.reasoning, DETAILS_BYTES_MAX),
+        ("finish_reason", draft.finish_reason, NAME_BYTES_MAX),
+        ("platform_id", draft.platform_id, NAME_BYTES_MAX),
+    ):
+        if value is not None:
+            size += _check_text(name, value, limit)
+    if draft.tokens is not None:
+        size += _check_fields(draft.tokens)
+    if draft.meta is not None:
+        size += check_json("meta", draft.meta)
+    for blob_id in draft.blobs:
+        size += _check_text("blobs", blob_id, NAME_BYTES_MAX)
+    return size
+
+
+# Values --------------------------------------------------------------------------------------------
+
+
+def _refuse(field: str, problem: str, hint: str) -> Any:
+    raise InvalidContentError(field, problem, hint=hint)
+
+
+def _check_text(field: str, text: str, limit: int) -> int:
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        _refuse(field, f"{type(text).__name__} is not text", "give a string")
+    if text.isascii():
+        size = len(text)
+    else:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            _refuse(
+                field,
+                "it holds half of a surrogate pair, which no UTF-8 text can hold",
+                "decode it properly, or replace such characters by U+FFFD",
+            )
+            raise
+    if size > limit:
+        _refuse(field, f"{size} bytes are too many", f"keep it under {limit} bytes")
+    return size
+
+
+def _check_integer(field: str, value: int) -> None:
+    if not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        _refuse(field, f"{type(value).__name__} is not a whole number", "give an integer")
+    if not INTEGER_MIN <= value <= INTEGER_MAX:
+        _refuse(field, "the integer does not fit into 64 bits", "store it as text")
+
+
+def check_json(field: str, root: dict[str, Any]) -> int:
+    """Check a JSON object and return its rough size. Only what comes back equal is let through."""
+    if type(root) is not dict:
+        _refuse(field, f"{type(root).__name__} is not a JSON object", "give a dict")
+    size = 0
+    stack: list[tuple[Any, int]] = [(root, 1)]
+    while stack:
+        value, depth = stack.pop()
+        if depth > DEPTH_MAX:
+            _refuse(field, "it is nested too deeply", f"keep it within {DEPTH_MAX} levels")
+        kind: type = type(value)
+        if kind is dict:
+            for key, member in value.items():
+                if type(key) is not str:
+                    _refuse(field, "an object's member name is not a string", "use string keys")
+                size += _check_text(field, key, DETAILS_BYTES_MAX) + 4
+                stack.append((member, depth + 1))
+        elif kind is list:
+            stack.extend((member, depth + 1) for member in value)
+        else:
+            size += _check_scalar(field, value, kind)
+        size += 2
+        if size > DETAILS_BYTES_MAX:
+            _refuse(field, "it is too large", f"keep it under {DETAILS_BYTES_MAX} bytes")
+    return size
+
+
+def _check_scalar(field: str, value: Any, kind: type) -> int:
+    if kind is str:
+        return _check_text(field, value, DETAILS_BYTES_MAX)
+    if kind is int:
+        _check_integer(field, value)
+        return 20
+    if kind is float:
+        if not math.isfinite(value):
+            _refuse(field, "JSON has no NaN and no infinity", "use null or text")
+        return 24
+    if kind is bool or value is None:
+        return 5
+    return _refuse(field, f"{kind.__name__} is no JSON value", "use dict, list, str, int, float, bool, None")
+
+
+def check_uid(field: str, uid: str) -> None:
+    if not isinstance(uid, str) or _UID.fullmatch(uid) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+        _refuse(field, "it is not 32 lower-case hexadecimal digits", "take it from the id source")
+
+
+def check_session_id(session_id: str) -> None:
+    if not isinstance(session_id, str) or _SESSION_ID.fullmatch(session_id) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+        _refuse("session_id", "it has other characters or another length", "match [A-Za-z0-9_-]{1,64}")
+
+
+def check_title(title: str) -> None:
+    """A title is trimmed, visible and short; `clean_title` makes one."""
+    _check_text("title", title, NAME_BYTES_MAX)
+    if not title or len(title) > TITLE_LENGTH_MAX:
+        _refuse("title", "it is empty or too long", f"use 1 to {TITLE_LENGTH_MAX} characters")
+    if title != clean_title(title):
+        _refuse("title", "it has outer blanks, control or zero-width characters", "take them out")
+
+
+def clean_title(title: str) -> str:
+    """The same title without what nobody can see: outer blanks, control and format characters."""
+    visible = (c for c in title if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp"))
+    return "".join(visible).strip()[:TITLE_LENGTH_MAX].rstrip()
+

@@ -1,0 +1,192 @@
+"""What an engine is: the protocol that SQLite implements today and another database may tomorrow.
+
+An engine takes batches of units and makes them durable, in order. `stage` applies a batch inside one
+transaction, `commit` makes it durable; between the two nothing is visible to readers. Nobody above `storage/`
+writes SQL.
+
+Errors of an engine mean one of three things:
+- a unit that can't be applied is `Refused` in its receipt, and hurts no other unit of the batch;
+- `BatchUnknownError`: whether the batch is durable can't be told; `reopen`, then the same units in order;
+- `LowSpaceError`: nothing was begun; the same units again, later.
+
+Opening for writing is a fence: before anything is read or acknowledged, one real commit has moved the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from .identity import BlobId, Seq, SessionId, SessionKey, TurnId, Uid
+    from .records import (
+        Blob,
+        DeadLetter,
+        Delivery,
+        Effect,
+        Found,
+        InboxEntry,
+        Listed,
+        Question,
+        Route,
+        Session,
+        Timer,
+        Turn,
+        UsageTotal,
+    )
+    from .units import Durable, Refused, Unit
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True):
+    """What an operator may set; the defaults are the safe ones."""
+
+    synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    """NORMAL survives a killed process, but a power cut may take acknowledged writes with it."""
+
+    busy_timeout_s: float = 5.0
+    """How long to wait for a reader outside this process that holds a lock."""
+
+    free_bytes_min: int = 64 * 1024 * 1024
+    """Below this much free space writing stops, while there is still room for checkpoints."""
+
+    readers_max: int = 4
+    """Read connections that may be open at once."""
+
+    wal_pages_checkpoint: int = 1_000
+    """From this size on the log is copied into the database file when there is nothing else to do."""
+
+
+class EngineStatistics(Struct, frozen=True, kw_only=True):
+    """A look at the engine; numbers count from its opening."""
+
+    durable: bool
+    epoch: int
+    commit_seq: int
+    commits: int
+    route_writes: int
+    refusals: int
+    careful_batches: int
+    reopenings: int
+    wal_pages: int
+
+
+class Reader(Protocol):
+    """Read views, all of one snapshot. Use it in a `with` block of `Engine.reading`, and briefly."""
+
+    # Sessions
+    def route(self, key: SessionKey) -> Route | None: ...
+    def session(self, session_id: SessionId) -> Session | None: ...
+    def session_of_key(self, key: SessionKey) -> Session | None:
+        """The row of the key's current session; `None` too when it has no row yet."""
+        ...
+
+    def find_session(self, given: str) -> Session:
+        """By id, unique id prefix or title, in this order; a title means the latest of its lineage.
+
+        Raises `MissingError` or `AmbiguousError`.
+        """
+        ...
+
+    def lineage(self, session_id: SessionId) -> tuple[Session, ...]:
+        """From the oldest ancestor to the tip of its rotations; tombstones included."""
+        ...
+
+    def tip(self, session_id: SessionId) -> Session | None: ...
+    def listing(
+        self,
+        *,
+        source: str | None = None,
+        key: SessionKey | None = None,
+        archived: bool | None = False,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        limit: int = 50,
+        after: tuple[int, int] | None = None,
+    ) -> tuple[tuple[Listed, ...], tuple[int, int] | None]:
+        """Most recent first, a lineage shown as its tip; and where the next page begins."""
+        ...
+
+    # Transcripts
+    def transcript(
+        self,
+        session_id: SessionId,
+        *,
+        include_inactive: bool = False,
+        after: tuple[int, int] | None = None,
+        limit: int = 200,
+    ) -> Found:
+        """One page in reading order: a summary stands where the messages stood that it covers."""
+        ...
+
+    def around(
+        self, session_id: SessionId, uid: Uid, *, before: int = 5, after: int = 5
+    ) -> Found: ...
+    def revision(self, session_id: SessionId) -> int: ...
+
+    # Work
+    def turn(self, turn_id: TurnId) -> Turn | None: ...
+    def unfinished_turns(self, key: SessionKey | None = None) -> tuple[Turn, ...]: ...
+    def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
+        """Accepted messages whose body has not been taken yet, in the order of their acceptance."""
+        ...
+
+    def inbound(self, source: str, inbound_id: str) -> InboxEntry | None: ...
+    def inbox_pruned_version(self) -> int: ...
+    def dead_letters(self) -> tuple[DeadLetter, ...]: ...
+    def usage(self, session_id: SessionId | None = None) -> tuple[UsageTotal, ...]: ...
+    def delivery(self, delivery_id: str) -> Delivery | None: ...
+    def open_deliveries(
+        self, source: str | None = None, limit: int = 500
+    ) -> tuple[Delivery, ...]: ...
+    def effects(self, turn_id: TurnId) -> tuple[Effect, ...]: ...
+    def questions(self, key: SessionKey | None = None) -> tuple[Question, ...]: ...
+    def timers(self, due_ms: int | None = None) -> tuple[Timer, ...]: ...
+
+    # Blobs and marks
+    def blob(self, blob_id: BlobId) -> Blob | None: ...
+    def blob_chunk(self, blob_id: BlobId, index: int) -> bytes | None: ...
+    def mark(self, name: str) -> str | None: ...
+    def seqs(self, session_id: SessionId, uids: Sequence[Uid]) -> dict[Uid, Seq]:
+        """Which of these messages the session has, and where."""
+        ...
+
+
+class Engine(Protocol):
+    """One open database: the only one that writes it."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether a file is behind it."""
+        ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    def stage(self, units: Sequence[Unit]) -> list[Durable | Refused]:
+        """Apply a batch inside a transaction that stays open. The receipts hold once `commit` returns."""
+        ...
+
+    def commit(self) -> None:
+        """Make the staged batch durable."""
+        ...
+
+    def reopen(self) -> None:
+        """After `BatchUnknownError`: bring the database back to a state that can be trusted, or raise."""
+        ...
+
+    def reading(self) -> AbstractContextManager[Reader]:
+        """One snapshot. Any thread; waits while all readers are in use."""
+        ...
+
+    def maintain(self, *, idle: bool) -> bool:
+        """One small step of upkeep on the writer's thread; false when there was nothing to do."""
+        ...
+
+    def statistics(self) -> EngineStatistics: ...
+
+    def close(self) -> None:
+        """Close everything, at the latest after a short wait for readers. Twice is harmless."""
+        ...

@@ -1,0 +1,79 @@
+"""Opening connections: each pragma with its reason.
+
+Keeps: every connection to a database has the same settings; a reader can't write; a file that is not ours is
+refused before anything is changed in it.
+"""
+
+from __future__ import annotations
+
+import apsw
+
+from ..engine import EngineSettings
+from ..errors import ForeignFileError, OpenError, UnsupportedError
+
+SQLITE_VERSION_MIN = (3, 51, 3)  # before it, two connections could lose a log that was being reset
+VALUE_BYTES_MAX = 8 * 1024 * 1024  # no message or piece of a blob comes near; a row beyond it is a mistake
+
+
+def check_sqlite_version(version: str | None = None) -> None:
+    """Refuse a SQLite library with a known corruption bug."""
+    found = version or apsw.sqlite_lib_version()
+    if tuple(int(part) for part in found.split(".")) < SQLITE_VERSION_MIN:
+        needed = ".".join(map(str, SQLITE_VERSION_MIN))
+        raise UnsupportedError(
+            f"SQLite {found} is too old, {needed} is needed", hint="upgrade the apsw package"
+        )
+
+
+def _open(name: str, flags: int, vfs: str | None, settings: EngineSettings) -> apsw.Connection:
+    db = apsw.Connection(name, flags=flags, vfs=vfs, statementcachesize=256)
+    db.set_busy_timeout(int(settings.busy_timeout_s * 1000))
+    db.limit(apsw.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
+    db.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)  # a misspelt column is an error, not a string
+    db.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
+    db.pragma("mmap_size", 0)  # a mapped page that can't be read kills the process
+    return db
+
+
+def open_writer(
+    name: str, settings: EngineSettings, *, vfs: str | None, durable: bool, uri: bool = False
+) -> apsw.Connection:
+    """The one connection that writes."""
+    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_URI if uri else 0)
+    if not durable:
+        flags |= apsw.SQLITE_OPEN_CREATE
+    try:
+        db = _open(name, flags, vfs, settings)
+        # Reading the schema is the first look at the file: a foreign one is refused before any change.
+        db.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 - the read is the point
+    except apsw.NotADBError as error:
+        raise ForeignFileError(name, "it is not a SQLite database") from error
+    except apsw.CantOpenError as error:
+        raise OpenError(name, str(error), hint="check the path and its permissions") from error
+    db.pragma("foreign_keys", 1)
+    db.pragma("auto_vacuum", "INCREMENTAL")  # has effect on a new file only
+    db.pragma("cache_size", -16 * 1024)
+    db.pragma("secure_delete", "FAST")
+    if durable:
+        mode = db.pragma("journal_mode", "WAL")
+        if mode != "wal":
+            db.close()
+            raise OpenError(name, f"its journal mode stays {mode}", hint="use a local file system")
+        db.pragma("synchronous", settings.synchronous)
+        db.pragma("fullfsync", 1)  # macOS: a sync that reaches the disk; no effect elsewhere
+        db.pragma("checkpoint_fullfsync", 1)
+        db.wal_autocheckpoint(0)  # a checkpoint inside a commit would make that commit slow
+    else:
+        db.pragma("cache_spill", 0)  # a spilled page would lock readers out before the commit
+    return db
+
+
+def open_reader(
+    name: str, settings: EngineSettings, *, vfs: str | None, uri: bool = False
+) -> apsw.Connection:
+    """A connection that can't write."""
+    flags = apsw.SQLITE_OPEN_READONLY | (apsw.SQLITE_OPEN_URI if uri else 0)
+    db = _open(name, flags, vfs, settings)
+    db.pragma("query_only", 1)
+    db.pragma("cache_size", -8 * 1024)
+    return db

@@ -1,0 +1,342 @@
+"""The SQLite engine: one write connection, batches in one transaction each, and the way back from errors.
+
+Keeps:
+- A batch begins by moving `commit_seq` under the engine's own epoch. So every batch is a real, synced commit,
+  even one that only finds its units stored already, and an engine whose epoch is no longer the stored one
+  can't commit anything.
+- A unit that is refused or can't be bound fails alone. The batch is first applied without savepoints; only if
+  a unit fails after it has changed something is the batch undone and applied again, unit by unit.
+- After any error the engine looks whether SQLite has ended the transaction. If it has, or if the error is one
+  of the disk or of memory, the whole batch is unknown, and nothing is applied until `reopen`.
+
+Must never commit by itself: between `stage` and `commit` the transaction is open or the engine is broken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import apsw
+
+from ..engine import EngineSettings, EngineStatistics
+from ..errors import BatchUnknownError, LowSpaceError, StaleEpochError, StorageError
+from ..units import Durable, Guard, Refused, Unit
+from . import connection, exchange, schema, sessions, transcript, turns
+from .guards import check_guards
+from .place import Place, take_place
+from .readers import Readers
+from .transaction import Refusal, Transaction
+
+if TYPE_CHECKING:
+    import os
+
+    from ..identity import Clock
+    from .handlers import Handlers
+    from .views import SqliteReader
+
+logger = logging.getLogger(__name__)
+
+HANDLERS: Handlers = {
+    **sessions.HANDLERS,
+    **transcript.HANDLERS,
+    **turns.HANDLERS,
+    **exchange.HANDLERS,
+}
+
+# Errors that concern one unit, not the disk. Everything else of apsw's makes the batch unknown.
+_UNIT_ERRORS = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError, apsw.RangeError)
+_memory_names = itertools.count(1)
+
+
+def open_sqlite(
+    path: str | os.PathLike[str] | None,
+    clock: Clock,
+    settings: EngineSettings | None = None,
+    *,
+    vfs: str | None = None,
+) -> SqliteEngine:
+    """Open a database for writing; `None` is one in memory. Blocks; raises `OpenError` and its kin."""
+    connection.check_sqlite_version()
+    place = None if path is None else take_place(path, clock)
+    return SqliteEngine(place, clock, settings or EngineSettings(), vfs=vfs)
+
+
+class SqliteEngine:
+    """An open database. All methods but `reading` and `statistics` belong to one thread at a time."""
+
+    def __init__(
+        self, place: Place | None, clock: Clock, settings: EngineSettings, *, vfs: str | None
+    ) -> None:
+        self._place = place
+        self._clock = clock
+        self._settings = settings
+        self._durable = place is not None
+        if place is None:
+            # A named database in memory, shared by the connections of this process and gone with them.
+            self._name = f"file:/onepen-{next(_memory_names)}?vfs=memdb"
+            self._vfs = None
+        else:
+            self._name = str(place.path)
+            self._vfs = vfs
+        self.free_bytes: Callable[[], int] | None = place.free_bytes if place else None
+        self._db: apsw.Connection | None = None
+        self._readers = Readers(self._open_reader, settings.readers_max)
+        self._epoch = 0
+        self._wal_pages = 0
+        self._commits = 0
+        self._refusals = 0
+        self._careful_batches = 0
+        self._reopenings = 0
+        self._route_writes = 0
+        self._commit_seq = 0
+        try:
+            self._open(truncate_log=False)
+        except BaseException:
+            self.close()
+            raise
+
+    # Opening and reopening ----------------------------------------------------------------------
+
+    def _open(self, *, truncate_log: bool) -> None:
+        if self._db is None:
+            self._db = connection.open_writer(
+                self._name,
+                self._settings,
+                vfs=self._vfs,
+                durable=self._durable,
+                uri=not self._durable,
+            )
+        schema.migrate(self._db, self._name, self._clock.now())
+        if self._durable:
+            self._db.set_wal_hook(self._on_commit)
+            if truncate_log:
+                # Every page that recovery found is written to the file and synced before anything is
+                # built on it; a log whose sync has failed once is not trusted again.
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self._move_epoch()
+        self._transaction = Transaction(self._db)
+        self._readers.resume()
+
+    def _move_epoch(self) -> None:
+        """The fence: what recovery found may be in the page cache only; this commit syncs it with itself."""
+        db = self._connection
+        db.execute("BEGIN IMMEDIATE")
+        row = db.execute("UPDATE pen SET epoch = epoch + 1 RETURNING epoch, commit_seq").fetchall()
+        db.execute("COMMIT")
+        self._epoch, self._commit_seq = row[0]
+
+    def reopen(self) -> None:
+        self._reopenings += 1
+        if self._durable:
+            self._readers.suspend()
+            self._close_connection()
+        elif self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+        try:
+            self._open(truncate_log=self._durable)
+        except apsw.Error as error:
+            self._close_connection()
+            raise BatchUnknownError("reopen", error) from error
+
+    @property
+    def _connection(self) -> apsw.Connection:
+        if self._db is None:
+            raise BatchUnknownError("use", StorageError("the connection is closed"))
+        return self._db
+
+    def _open_reader(self) -> apsw.Connection:
+        return connection.open_reader(
+            self._name, self._settings, vfs=self._vfs, uri=not self._durable
+        )
+
+    # Batches ------------------------------------------------------------------------------------
+
+    def stage(self, units: Sequence[Unit]) -> list[Durable | Refused]:
+        self._check_space()
+        self._connection  # noqa: B018 - raises while the engine is broken
+        tx = self._transaction
+        try:
+            self._begin(tx)
+            try:
+                receipts = self._apply_together(tx, units)
+            except Exception as error:
+                self._raise_unless_unit_error(error)
+                receipts = self._apply_one_by_one(tx, units)
+        except StaleEpochError:
+            self._roll_back()
+            raise
+        except Exception as error:
+            self._roll_back()
+            raise BatchUnknownError("stage", error) from error
+        self._refusals += sum(isinstance(receipt, Refused) for receipt in receipts)
+        return receipts
+
+    def _begin(self, tx: Transaction) -> None:
+        db = self._connection
+        db.execute("BEGIN IMMEDIATE")
+        rows = db.execute(
+            "UPDATE pen SET commit_seq = commit_seq + 1 WHERE epoch = ? RETURNING commit_seq",
+            (self._epoch,),
+        ).fetchall()
+        if not rows:
+            raise StaleEpochError(self._epoch)
+        tx.commit_seq = rows[0][0]
+
+    def commit(self) -> None:
+        try:
+            self._connection.execute("COMMIT")
+        except Exception as error:
+            self._roll_back()
+            raise BatchUnknownError("commit", error) from error
+        self._commits += 1
+        self._commit_seq = self._transaction.commit_seq
+        self._route_writes += self._transaction.route_writes
+        self._transaction.route_writes = 0
+        self._transaction.trim()
+
+    def _apply_together(self, tx: Transaction, units: Sequence[Unit]) -> list[Durable | Refused]:
+        """The fast way: no savepoints, rows in bulk. Leaves by an error if a unit failed half-way."""
+        receipts: list[Durable | Refused] = []
+        for unit in units:
+            before = tx.changes
+            try:
+                receipts.append(self._apply_unit(tx, unit))
+            except Refusal as refusal:
+                if tx.changes != before:
+                    raise
+                receipts.append(refusal.refused)
+        tx.flush()
+        return receipts
+
+    def _apply_one_by_one(self, tx: Transaction, units: Sequence[Unit]) -> list[Durable | Refused]:
+        """The careful way: a savepoint for each unit, so that one that fails takes nothing along."""
+        self._careful_batches += 1
+        db = self._connection
+        db.execute("ROLLBACK")
+        tx.forget()
+        self._begin(tx)
+        receipts: list[Durable | Refused] = []
+        for unit in units:
+            db.execute("SAVEPOINT unit")
+            try:
+                receipt = self._apply_unit(tx, unit)
+                tx.flush()
+                receipts.append(receipt)
+            except Refusal as refusal:
+                receipts.append(refusal.refused)
+            except Exception as error:
+                self._raise_unless_unit_error(error)
+                logger.warning("a unit was refused: %s", type(error).__name__)
+                receipts.append(
+                    Refused(reason="invalid", what=type(error).__name__, given=str(error))
+                )
+            if isinstance(receipts[-1], Refused):
+                db.execute("ROLLBACK TO unit")
+                tx.forget()
+            db.execute("RELEASE unit")
+        return receipts
+
+    def _apply_unit(self, tx: Transaction, unit: Unit) -> Durable:
+        tx.begin_unit()
+        fresh = [c for c in unit.commands if not HANDLERS[type(c)].applied(tx, c)]
+        if not fresh:
+            return Durable(tx.commit_seq, again=True, heads=self._heads_now(tx, unit.guards))
+        check_guards(tx, unit)
+        for command in fresh:
+            HANDLERS[type(command)].apply(tx, command)
+        return Durable(tx.commit_seq, heads=tx.heads)
+
+    @staticmethod
+    def _heads_now(tx: Transaction, guards: tuple[Guard, ...]) -> tuple[object, ...]:
+        """For a unit that was there before: where its sessions stand today."""
+        found = (tx.session(g.session_id) for g in guards if g.session_id is not None)
+        return tuple(session.head for session in found if session is not None)
+
+    def _raise_unless_unit_error(self, error: Exception) -> None:
+        """Pass on what concerns one unit; raise what concerns the whole batch."""
+        if not self._connection.in_transaction:
+            raise error  # SQLite has rolled everything back by itself
+        if isinstance(error, apsw.Error) and not isinstance(error, _UNIT_ERRORS):
+            raise error
+        if isinstance(error, MemoryError):
+            raise error
+
+    def _roll_back(self) -> None:
+        """Leave no transaction open. What this can't do, `reopen` does by closing the connection."""
+        self._transaction.forget()
+        self._transaction.route_writes = 0
+        if self._db is not None and self._db.in_transaction:
+            try:
+                self._db.execute("ROLLBACK")
+            except apsw.Error as error:
+                logger.warning("rolling back failed, the connection is closed: %s", error)
+                self._close_connection()
+
+    def _check_space(self) -> None:
+        if self.free_bytes is None:
+            return
+        free = self.free_bytes()
+        if free < self._settings.free_bytes_min:
+            raise LowSpaceError(self._name, free, self._settings.free_bytes_min)
+
+    # Reading, upkeep, closing -------------------------------------------------------------------
+
+    def reading(self) -> AbstractContextManager[SqliteReader]:
+        return self._readers.reading()
+
+    def _on_commit(self, db: apsw.Connection, name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def maintain(self, *, idle: bool) -> bool:
+        """Copy the log into the file: a slice when there is nothing else to do, or when it has grown long."""
+        limit = self._settings.wal_pages_checkpoint * (1 if idle else 16)
+        if not self._durable or self._db is None or self._wal_pages < limit:
+            return False
+        try:
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._wal_pages = 0  # the next commit tells how long the log still is
+        except apsw.Error as error:
+            # The log stays and keeps everything; a sick disk shows itself at the next commit.
+            logger.warning("a checkpoint failed and is tried again: %s", error)
+            return False
+        return True
+
+    @property
+    def durable(self) -> bool:
+        return self._durable
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(
+            durable=self._durable,
+            epoch=self._epoch,
+            commit_seq=self._commit_seq,
+            commits=self._commits,
+            route_writes=self._route_writes,
+            refusals=self._refusals,
+            careful_batches=self._careful_batches,
+            reopenings=self._reopenings,
+            wal_pages=self._wal_pages,
+        )
+
+    def _close_connection(self) -> None:
+        if self._db is not None:
+            db, self._db = self._db, None
+            db.close()
+
+    def close(self) -> None:
+        self._readers.close()
+        try:
+            self._close_connection()
+        finally:
+            # Last: while the connection is open nobody else may write.
+            if self._place is not None:
+                self._place.release()

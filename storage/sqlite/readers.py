@@ -1,0 +1,94 @@
+"""Read connections: a few, shared by all threads, and out of the way when the engine must reopen.
+
+Keeps: at most `readers_max` connections; a reader sees one snapshot for as long as it is held; no connection
+is open between `suspend` and `resume`. A connection that raised is closed, not handed on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..errors import EngineClosedError, StorageUnavailableError
+from .views import SqliteReader
+
+if TYPE_CHECKING:
+    import apsw
+
+SUSPEND_TIMEOUT_S = 5.0  # a read takes a second at most; what takes longer is interrupted
+
+
+class Readers:
+    """A bounded pool of read connections."""
+
+    def __init__(self, open_connection: Callable[[], apsw.Connection], readers_max: int) -> None:
+        self._open_connection = open_connection
+        self._readers_max = readers_max
+        self._condition = threading.Condition()
+        self._idle: list[apsw.Connection] = []
+        self._busy: set[apsw.Connection] = set()
+        self._suspended = True
+        self._closed = False
+
+    @contextmanager
+    def reading(self) -> Iterator[SqliteReader]:
+        """One snapshot, held until the block ends."""
+        db = self._take()
+        try:
+            db.execute("BEGIN")
+            yield SqliteReader(db)
+        except BaseException:
+            self._give_back(db, usable=False)
+            raise
+        else:
+            db.execute("COMMIT")
+            self._give_back(db, usable=True)
+
+    def _take(self) -> apsw.Connection:
+        with self._condition:
+            while True:
+                if self._closed:
+                    raise EngineClosedError("the database is closed")
+                if self._suspended:
+                    raise StorageUnavailableError("the database is being reopened")
+                if self._idle or len(self._busy) < self._readers_max:
+                    break
+                self._condition.wait()
+            db = self._idle.pop() if self._idle else self._open_connection()
+            self._busy.add(db)
+            return db
+
+    def _give_back(self, db: apsw.Connection, *, usable: bool) -> None:
+        with self._condition:
+            self._busy.discard(db)
+            if usable and not self._suspended and not self._closed:
+                self._idle.append(db)
+            else:
+                db.close(True)
+            self._condition.notify_all()
+
+    def suspend(self) -> None:
+        """Close every connection; reads under way are waited for, then interrupted."""
+        with self._condition:
+            self._suspended = True
+            for db in self._idle:
+                db.close(True)
+            self._idle.clear()
+            if not self._condition.wait_for(lambda: not self._busy, SUSPEND_TIMEOUT_S):
+                for db in self._busy:
+                    db.interrupt()
+                self._condition.wait_for(lambda: not self._busy, SUSPEND_TIMEOUT_S)
+            self._condition.notify_all()
+
+    def resume(self) -> None:
+        with self._condition:
+            self._suspended = False
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        self.suspend()

@@ -1,0 +1,381 @@
+"""The read views: SQL in, records out.
+
+Every method reads from one snapshot, which the caller holds briefly; listings and transcripts come in pages.
+A row that can't be decoded is shown as damaged, it never hides the others. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import AmbiguousError, MissingError
+from ..identity import BlobId, Incarnation, Seq, SessionId, SessionKey, TurnId, Uid
+from ..records import (
+    Blob,
+    Found,
+    Listed,
+    Message,
+    Route,
+    Session,
+    Tokens,
+)
+from .rows import (
+    ACTIVE,
+    MESSAGE_COLUMNS,
+    MESSAGE_COLUMNS_RAW,
+    MESSAGE_TABLES,
+    mended_message_of,
+    message_of,
+)
+from .work_views import WorkViews
+
+if TYPE_CHECKING:
+    from apsw import SQLiteValue
+
+PREVIEW_LENGTH_MAX = 200
+_PLACE = "coalesce(m.covers_last, m.seq)"
+
+_SESSION = """
+SELECT s.id, s.key, p.id, s.edge, s.source, s.user, s.model, s.title, s.title_origin, s.started_ms,
+       s.ended_ms, s.end_reason, s.end_kind, s.archived, s.pinned, s.meta, s.deleted, s.hidden,
+       h.next_seq, h.revision, h.message_count, h.active_count, h.active_bytes, h.tool_call_count,
+       s.compaction_count, h.last_ms, s.tokens, s.cost_nanos, s.auxiliary_tokens, s.auxiliary_cost_nanos,
+       s.title_version, s.end_version, s.flags_version, s.details_version
+FROM sessions s JOIN heads h ON h.session = s.n LEFT JOIN sessions p ON p.n = s.parent
+"""
+
+
+def _tokens(stored: str | None) -> Tokens:
+    return Tokens() if stored is None else msgspec.json.decode(stored, type=Tokens)
+
+
+def _session_of(row: tuple[Any, ...]) -> Session:
+    return Session(
+        id=row[0],
+        key=row[1],
+        parent_id=row[2],
+        edge=row[3],
+        source=row[4],
+        user=row[5],
+        model=row[6],
+        title=row[7],
+        title_origin=row[8],
+        started_ms=row[9],
+        ended_ms=row[10],
+        end_reason=row[11],
+        end_kind=row[12],
+        archived=bool(row[13]),
+        pinned=bool(row[14]),
+        meta=None if row[15] is None else msgspec.json.decode(row[15]),
+        deleted=bool(row[16]),
+        hidden=bool(row[17]),
+        next_seq=row[18],
+        revision=row[19],
+        message_count=row[20],
+        active_count=row[21],
+        active_bytes=row[22],
+        tool_call_count=row[23],
+        compaction_count=row[24],
+        last_ms=row[25],
+        tokens=_tokens(row[26]),
+        cost_nanos=row[27],
+        auxiliary_tokens=_tokens(row[28]),
+        auxiliary_cost_nanos=row[29],
+        title_version=row[30],
+        end_version=row[31],
+        flags_version=row[32],
+        details_version=row[33],
+    )
+
+
+class SqliteReader(WorkViews):
+    """One snapshot of the database."""
+
+    # Sessions -----------------------------------------------------------------------------------
+
+    def route(self, key: SessionKey) -> Route | None:
+        row = self._one(
+            "SELECT session_id, incarnation, pending_title, pending_title_origin, useless_compressions, "
+            "route_version, pending_title_version, compression_version FROM routes WHERE key = ?",
+            (key,),
+        )
+        if row is None:
+            return None
+        return Route(
+            key=key,
+            session_id=row[0],
+            incarnation=Incarnation(row[1]),
+            pending_title=row[2],
+            pending_title_origin=row[3],
+            useless_compressions=row[4],
+            route_version=row[5],
+            pending_title_version=row[6],
+            compression_version=row[7],
+        )
+
+    def session(self, session_id: SessionId) -> Session | None:
+        row = self._one(f"{_SESSION} WHERE s.id = ?", (session_id,))
+        return None if row is None else _session_of(row)
+
+    def session_of_key(self, key: SessionKey) -> Session | None:
+        row = self._one(f"{_SESSION} JOIN routes r ON r.session_id = s.id WHERE r.key = ?", (key,))
+        return None if row is None else _session_of(row)
+
+    def find_session(self, given: str) -> Session:
+        for find in (self.session, self._by_prefix, self._by_title):
+            found = find(SessionId(given))
+            if found is not None and not found.hidden:
+                return found
+        raise MissingError(f"a session with id, prefix or title {given!r}")
+
+    def _by_prefix(self, prefix: str) -> Session | None:
+        if not prefix:
+            return None
+        # A range on the index; ids are ASCII, so nothing sorts behind the last character.
+        rows = self._all(
+            "SELECT id FROM sessions WHERE id >= ? AND id < ? AND deleted = 0 AND hidden = 0 "
+            "ORDER BY id LIMIT 6",
+            (prefix, prefix + "\x7f"),
+        )
+        if len(rows) > 1:
+            raise AmbiguousError(prefix, tuple(row[0] for row in rows))
+        return self.session(rows[0][0]) if rows else None
+
+    def _by_title(self, title: str) -> Session | None:
+        row = self._one("SELECT id FROM sessions WHERE title = ?", (title,))
+        if row is None:
+            # The session that had the base title is gone: the highest number stands for the lineage.
+            rows = self._all(
+                "SELECT id, title FROM sessions WHERE title > ? AND title < ?",
+                (f"{title} #", f"{title} #:"),
+            )
+            numbered = [(int(t[len(title) + 2 :]), i) for i, t in rows if t[len(title) + 2 :].isdigit()]
+            return self.tip(max(numbered)[1]) if numbered else None
+        return self.tip(row[0])
+
+    def lineage(self, session_id: SessionId) -> tuple[Session, ...]:
+        rows = self._all(
+            f"""WITH RECURSIVE
+              up (n, parent, depth) AS (
+                SELECT n, parent, 0 FROM sessions WHERE id = ?
+                UNION SELECT s.n, s.parent, up.depth + 1 FROM sessions s JOIN up ON s.n = up.parent
+                WHERE up.depth < 100000),
+              down (n, depth) AS (
+                SELECT n, 0 FROM sessions WHERE id = ?
+                UNION SELECT s.n, down.depth + 1 FROM sessions s JOIN down ON s.parent = down.n
+                WHERE s.edge = 'rotation' AND down.depth < 100000),
+              line (n, place) AS (
+                SELECT n, -depth FROM up UNION SELECT n, depth FROM down)
+            {_SESSION} JOIN line ON line.n = s.n ORDER BY line.place""",
+            (session_id, session_id),
+        )
+        return tuple(_session_of(row) for row in rows)
+
+    def tip(self, session_id: SessionId) -> Session | None:
+        seen: set[str] = set()
+        current: str | None = session_id
+        while current is not None and current not in seen:
+            seen.add(current)
+            row = self._one(
+                "SELECT c.id FROM sessions p JOIN sessions c ON c.parent = p.n AND c.edge = 'rotation' "
+                "WHERE p.id = ?",
+                (current,),
+            )
+            if row is None:
+                break
+            current = row[0]
+        return None if current is None else self.session(SessionId(current))
+
+    def listing(
+        self,
+        *,
+        source: str | None = None,
+        key: SessionKey | None = None,
+        archived: bool | None = False,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        limit: int = 50,
+        after: tuple[int, int] | None = None,
+    ) -> tuple[tuple[Listed, ...], tuple[int, int] | None]:
+        conditions = [
+            "s.deleted = 0",
+            "s.hidden = 0",
+            "NOT EXISTS (SELECT 1 FROM sessions c WHERE c.parent = s.n AND c.edge = 'rotation')",
+        ]
+        parameters: list[SQLiteValue] = []
+        for condition, value in (
+            ("s.source = ?", source),
+            ("s.key = ?", key),
+            ("s.archived = ?", archived),
+            ("h.last_ms >= ?", since_ms),
+            ("h.last_ms < ?", until_ms),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                parameters.append(value)
+        if after is not None:
+            conditions.append("(h.last_minute, h.session) < (?, ?)")
+            parameters.extend(after)
+        rows = self._all(
+            "SELECT s.id, h.last_minute, s.n FROM heads h JOIN sessions s ON s.n = h.session "
+            f"WHERE {' AND '.join(conditions)} ORDER BY h.last_minute DESC, h.session DESC LIMIT ?",
+            (*parameters, limit),
+        )
+        listed = tuple(self._listed(row[0], row[2]) for row in rows)
+        following = (rows[-1][1], rows[-1][2]) if len(rows) == limit else None
+        return listed, following
+
+    def _listed(self, session_id: SessionId, n: int) -> Listed:
+        session = self.session(session_id)
+        assert session is not None
+        row = self._one(
+            "SELECT CAST(substr(text, 1, ?) AS BLOB) FROM messages "
+            "WHERE session = ? AND state = 0 AND role = 'user' AND text IS NOT NULL ORDER BY seq LIMIT 1",
+            (PREVIEW_LENGTH_MAX, n),
+        )
+        length = self._one(
+            "WITH RECURSIVE up (n, edge, parent, depth) AS (SELECT n, edge, parent, 1 FROM sessions "
+            "WHERE n = ? UNION SELECT s.n, s.edge, s.parent, up.depth + 1 FROM sessions s JOIN up ON "
+            "s.n = up.parent WHERE up.edge = 'rotation' AND up.depth < 100000) SELECT max(depth) FROM up",
+            (n,),
+        )
+        assert length is not None
+        preview = None if row is None else row[0].decode(errors="replace")
+        return Listed(session=session, preview=preview, lineage_length=length[0])
+
+    # Transcripts --------------------------------------------------------------------------------
+
+    def transcript(
+        self,
+        session_id: SessionId,
+        *,
+        include_inactive: bool = False,
+        after: tuple[int, int] | None = None,
+        limit: int = 200,
+    ) -> Found:
+        row = self._one(
+            "SELECT s.n, h.first_active FROM sessions s JOIN heads h ON h.session = s.n WHERE s.id = ?",
+            (session_id,),
+        )
+        if row is None:
+            return Found(messages=())
+        n, first_active = row
+        place, seq = after if after is not None else (-1, -1)
+        start = max(place, 0 if include_inactive else first_active)
+        active = "" if include_inactive else f"AND m.state = {ACTIVE} "
+        # Rows stand at their own seq, except summaries written in place, of which there are few: the two
+        # are read from their own indices and merged, so that a page costs the same anywhere.
+        rows = self._messages(
+            f"WHERE m.session = ? AND m.covers_last IS NULL AND m.seq >= ? {active}"
+            "AND (m.seq, m.seq) > (?, ?) ORDER BY m.seq LIMIT ?",
+            (n, start, place, seq, limit),
+        )
+        summaries = self._messages(
+            f"WHERE m.session = ? AND m.covers_last IS NOT NULL {active}"
+            "AND (m.covers_last, m.seq) > (?, ?) ORDER BY m.covers_last, m.seq LIMIT ?",
+            (n, place, seq, limit),
+        )
+        page = sorted([*rows, *summaries], key=_standing)[:limit]
+        following = _standing(page[-1]) if len(page) == limit else None
+        return Found(messages=tuple(page), next=following)
+
+    def around(
+        self, session_id: SessionId, uid: Uid, *, before: int = 5, after: int = 5
+    ) -> Found:
+        found = self.seqs(session_id, (uid,))
+        if uid not in found:
+            raise MissingError(f"message {uid} in session {session_id}")
+        row = self._one(
+            "SELECT s.n, coalesce(m.covers_last, m.seq) FROM sessions s JOIN messages m ON "
+            "m.session = s.n WHERE s.id = ? AND m.seq = ?",
+            (session_id, found[uid]),
+        )
+        assert row is not None
+        n, place = row
+        here = (place, found[uid])
+        earlier = self._messages(
+            f"WHERE m.session = ? AND ({_PLACE}, m.seq) <= (?, ?) "
+            f"AND (m.state = {ACTIVE} OR m.seq = ?) ORDER BY {_PLACE} DESC, m.seq DESC LIMIT ?",
+            (n, *here, found[uid], before + 1),
+        )
+        later = self._messages(
+            f"WHERE m.session = ? AND ({_PLACE}, m.seq) > (?, ?) "
+            f"AND m.state = {ACTIVE} ORDER BY {_PLACE}, m.seq LIMIT ?",
+            (n, *here, after),
+        )
+        return Found(messages=(*reversed(earlier), *later))
+
+    def _messages(self, where: str, parameters: tuple[SQLiteValue, ...]) -> list[Message]:
+        try:
+            rows = self._all(f"SELECT {MESSAGE_COLUMNS} FROM {MESSAGE_TABLES} {where}", parameters)
+            return [message_of(row) for row in rows]
+        except (UnicodeDecodeError, msgspec.DecodeError):
+            rows = self._all(
+                f"SELECT {MESSAGE_COLUMNS_RAW} FROM {MESSAGE_TABLES} {where}", parameters
+            )
+            return [mended_message_of(row) for row in rows]
+
+    def revision(self, session_id: SessionId) -> int:
+        row = self._one(
+            "SELECT h.revision FROM heads h JOIN sessions s ON s.n = h.session WHERE s.id = ?",
+            (session_id,),
+        )
+        return 0 if row is None else row[0]
+
+    def seqs(self, session_id: SessionId, uids: Sequence[Uid]) -> dict[Uid, Seq]:
+        found: dict[Uid, Seq] = {}
+        for uid in uids:
+            for carried in (0, 1):  # one index each
+                row = self._one(
+                    "SELECT m.seq FROM messages m JOIN sessions s ON s.n = m.session "
+                    f"WHERE m.uid = ? AND m.carried = {carried} AND s.id = ?",
+                    (bytes.fromhex(uid), session_id),
+                )
+                if row is not None:
+                    found[uid] = row[0]
+        return found
+
+    # Blobs and marks ----------------------------------------------------------------------------
+
+    def blob(self, blob_id: BlobId) -> Blob | None:
+        row = self._one(
+            "SELECT size_bytes, chunk_count, media_type, sealed_ms FROM blobs WHERE id = ?", (blob_id,)
+        )
+        if row is None:
+            return None
+        return Blob(
+            id=blob_id,
+            size_bytes=row[0],
+            chunk_count=row[1],
+            media_type=row[2],
+            sealed=row[3] is not None,
+            sealed_ms=row[3],
+        )
+
+    def blob_chunk(self, blob_id: BlobId, index: int) -> bytes | None:
+        row = self._one(
+            "SELECT c.data FROM chunks c JOIN blobs b ON b.n = c.blob WHERE b.id = ? AND c.idx = ?",
+            (blob_id, index),
+        )
+        return None if row is None else row[0]
+
+    def mark(self, name: str) -> str | None:
+        row = self._one("SELECT value FROM marks WHERE name = ?", (name,))
+        return None if row is None else row[0]
+
+    def turn_messages(self, turn_id: TurnId) -> tuple[Message, ...]:
+        """The rows of one turn in its session, in order, active or not."""
+        return tuple(
+            self._messages(
+                "WHERE m.session = t.session AND t.id = ? ORDER BY m.seq",
+                (turn_id,),
+            )
+        )
+
+
+def _standing(message: Message) -> tuple[int, int]:
+    """Where a message stands when the transcript is read."""
+    return (message.covers[1] if message.covers else message.seq, message.seq)

@@ -1,0 +1,257 @@
+"""The read views of work: turns, the inbox, dead letters, usage, deliveries, effects, questions, timers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..identity import SessionId, SessionKey, TurnId, Uid
+from ..records import (
+    DeadLetter,
+    Delivery,
+    Effect,
+    Inbound,
+    InboxEntry,
+    Question,
+    Timer,
+    Tokens,
+    Turn,
+    TurnOutcome,
+    UsageTotal,
+)
+
+if TYPE_CHECKING:
+    import apsw
+    from apsw import SQLiteValue
+
+_decode_inbound = msgspec.json.Decoder(Inbound).decode
+_decode_outcome = msgspec.json.Decoder(TurnOutcome).decode
+
+_TURN = (
+    "SELECT t.id, t.key, s.id, t.state, t.attempt, t.outcome, t.opened_ms, t.started_ms, t.ended_ms "
+    "FROM turns t LEFT JOIN sessions s ON s.n = t.session"
+)
+_INBOX = (
+    "SELECT i.source, i.inbound_id, i.key, t.id, i.disposition, i.digest, i.accepted_ms, i.body "
+    "FROM inbox i JOIN turns t ON t.n = i.turn"
+)
+_DELIVERY = (
+    "SELECT d.id, d.key, d.source, d.target, d.body, t.id, s.id, d.message_uid, d.state, d.attempt, d.error, "
+    "d.platform_id, d.next_ms, d.posted_ms, d.marked_ms FROM deliveries d "
+    "LEFT JOIN turns t ON t.n = d.turn LEFT JOIN sessions s ON s.n = d.session"
+)
+
+
+def _turn_of(row: tuple[Any, ...]) -> Turn:
+    return Turn(
+        id=row[0],
+        key=row[1],
+        session_id=row[2],
+        state=row[3],
+        attempt=row[4],
+        outcome=None if row[5] is None else _decode_outcome(row[5]),
+        opened_ms=row[6],
+        started_ms=row[7],
+        ended_ms=row[8],
+    )
+
+
+def _inbox_entry_of(row: tuple[Any, ...]) -> InboxEntry:
+    return InboxEntry(
+        source=row[0],
+        inbound_id=row[1],
+        key=row[2],
+        turn_id=row[3],
+        disposition=row[4],
+        digest=row[5],
+        accepted_ms=row[6],
+        body=None if row[7] is None else _decode_inbound(row[7]),
+    )
+
+
+def _delivery_of(row: tuple[Any, ...]) -> Delivery:
+    return Delivery(
+        id=row[0],
+        key=row[1],
+        source=row[2],
+        target=msgspec.json.decode(row[3]),
+        body=msgspec.json.decode(row[4]),
+        turn_id=row[5],
+        session_id=row[6],
+        message_uid=None if row[7] is None else Uid(row[7].hex()),
+        state=row[8],
+        attempt=row[9],
+        error=row[10],
+        platform_id=row[11],
+        next_ms=row[12],
+        posted_ms=row[13],
+        marked_ms=row[14],
+    )
+
+
+class WorkViews:
+    """The part of a reader that tells what is to be done."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+
+    def _one(self, sql: str, parameters: tuple[SQLiteValue, ...] = ()) -> tuple[Any, ...] | None:
+        return next(iter(self._db.execute(sql, parameters)), None)
+
+    def _all(self, sql: str, parameters: tuple[SQLiteValue, ...] = ()) -> list[tuple[Any, ...]]:
+        return self._db.execute(sql, parameters).fetchall()
+
+    def turn(self, turn_id: TurnId) -> Turn | None:
+        row = self._one(f"{_TURN} WHERE t.id = ?", (turn_id,))
+        return None if row is None else _turn_of(row)
+
+    def unfinished_turns(self, key: SessionKey | None = None) -> tuple[Turn, ...]:
+        where = "" if key is None else "AND t.key = ? "
+        rows = self._all(
+            f"{_TURN} WHERE t.state <> 'ended' {where}ORDER BY t.n", () if key is None else (key,)
+        )
+        return tuple(_turn_of(row) for row in rows)
+
+    def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
+        rows = self._all(
+            f"{_INBOX} WHERE i.key = ? AND t.state <> 'ended' AND i.body IS NOT NULL "
+            "ORDER BY i.accepted_ms, t.n, i.source, i.inbound_id",
+            (key,),
+        )
+        return tuple(_inbox_entry_of(row) for row in rows)
+
+    def inbound(self, source: str, inbound_id: str) -> InboxEntry | None:
+        row = self._one(f"{_INBOX} WHERE i.source = ? AND i.inbound_id = ?", (source, inbound_id))
+        return None if row is None else _inbox_entry_of(row)
+
+    def inbox_pruned_version(self) -> int:
+        row = self._one(
+            "SELECT max(version) FROM changes WHERE scope = 'inbox' AND aspect = 'pruned'"
+        )
+        return row[0] if row is not None and row[0] is not None else 0
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        rows = self._all(
+            "SELECT t.id, t.key, d.reason, d.tries, d.state, d.at_ms, d.resolved_ms "
+            "FROM dead_letters d JOIN turns t ON t.n = d.turn ORDER BY d.turn"
+        )
+        return tuple(
+            DeadLetter(
+                turn_id=row[0],
+                key=row[1],
+                reason=row[2],
+                tries=row[3],
+                state=row[4],
+                at_ms=row[5],
+                resolved_ms=row[6],
+            )
+            for row in rows
+        )
+
+    def usage(self, session_id: SessionId | None = None) -> tuple[UsageTotal, ...]:
+        where, parameters = ("", ()) if session_id is None else ("WHERE s.id = ? ", (session_id,))
+        rows = self._all(
+            "SELECT s.source, u.model, u.auxiliary, count(*), sum(u.input), sum(u.output), "
+            "sum(u.cache_read), sum(u.cache_write), sum(u.reasoning), sum(u.cost_nanos) FROM usage u "
+            f"JOIN sessions s ON s.n = u.session {where}GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
+            parameters,
+        )
+        return tuple(
+            UsageTotal(
+                source=row[0],
+                model=row[1],
+                auxiliary=bool(row[2]),
+                calls=row[3],
+                tokens=Tokens(
+                    input=row[4],
+                    output=row[5],
+                    cache_read=row[6],
+                    cache_write=row[7],
+                    reasoning=row[8],
+                ),
+                cost_nanos=row[9],
+            )
+            for row in rows
+        )
+
+    def delivery(self, delivery_id: str) -> Delivery | None:
+        row = self._one(f"{_DELIVERY} WHERE d.id = ?", (delivery_id,))
+        return None if row is None else _delivery_of(row)
+
+    def open_deliveries(self, source: str | None = None, limit: int = 500) -> tuple[Delivery, ...]:
+        where, parameters = ("", ()) if source is None else ("AND d.source = ? ", (source,))
+        rows = self._all(
+            f"{_DELIVERY} WHERE d.state IN ('pending', 'sending') {where}ORDER BY d.n LIMIT ?",
+            (*parameters, limit),
+        )
+        return tuple(_delivery_of(row) for row in rows)
+
+    def effects(self, turn_id: TurnId) -> tuple[Effect, ...]:
+        rows = self._all(
+            "SELECT e.effect_key, e.effect_id, e.tool, e.digest, e.state, e.attempt, e.result, e.begun_ms, "
+            "e.finished_ms FROM effects e JOIN turns t ON t.n = e.turn WHERE t.id = ? "
+            "ORDER BY e.begun_ms, e.effect_key",
+            (turn_id,),
+        )
+        return tuple(
+            Effect(
+                turn_id=turn_id,
+                effect_key=row[0],
+                effect_id=Uid(row[1].hex()),
+                tool=row[2],
+                digest=row[3],
+                state=row[4],
+                attempt=row[5],
+                result=None if row[6] is None else msgspec.json.decode(row[6]),
+                begun_ms=row[7],
+                finished_ms=row[8],
+            )
+            for row in rows
+        )
+
+    def questions(self, key: SessionKey | None = None) -> tuple[Question, ...]:
+        where, parameters = ("", ()) if key is None else ("WHERE q.key = ? ", (key,))
+        rows = self._all(
+            "SELECT q.key, q.question_key, t.id, q.question, q.choices, q.state, q.answer, q.answered_by, "
+            "q.asked_ms, q.expires_ms, q.answered_ms FROM questions q JOIN turns t ON t.n = q.turn "
+            f"{where}ORDER BY q.asked_ms, q.key, q.question_key",
+            parameters,
+        )
+        return tuple(
+            Question(
+                key=row[0],
+                question_key=row[1],
+                turn_id=row[2],
+                question=row[3],
+                choices=tuple(msgspec.json.decode(row[4])),
+                state=row[5],
+                answer=row[6],
+                answered_by=row[7],
+                asked_ms=row[8],
+                expires_ms=row[9],
+                answered_ms=row[10],
+            )
+            for row in rows
+        )
+
+    def timers(self, due_ms: int | None = None) -> tuple[Timer, ...]:
+        where, parameters = ("", ()) if due_ms is None else ("AND due_ms <= ? ", (due_ms,))
+        rows = self._all(
+            "SELECT id, key, source, due_ms, inbound, state, set_ms, resolved_ms FROM timers "
+            f"WHERE state = 'set' {where}ORDER BY due_ms, id",
+            parameters,
+        )
+        return tuple(
+            Timer(
+                id=row[0],
+                key=row[1],
+                source=row[2],
+                due_ms=row[3],
+                inbound=_decode_inbound(row[4]),
+                state=row[5],
+                set_ms=row[6],
+                resolved_ms=row[7],
+            )
+            for row in rows
+        )
