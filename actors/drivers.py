@@ -1,0 +1,256 @@
+"""What drives the pen: a thread of its own in production, a task on the loop in simulation; the same steps.
+
+A driver takes batches, makes them durable and hands them over with one wake-up of the loop each; when storage
+is in trouble it recovers, with back-off, and goes on with the same batch. It ends when it is told to stop and
+the ledger is empty, and returns `None` then; whatever else happens inside it is returned as the error it
+crashed with, never swallowed and never raised into the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
+
+import trio
+from msgspec import Struct
+
+from ..storage.errors import StaleEpochError, StorageError
+
+if TYPE_CHECKING:
+    from ..storage.identity import Clock
+    from ..storage.pen import Pen, Posted
+    from ..storage.units import Durable, Refused
+
+    from .tickets import Ticket
+
+TicketT = TypeVar("TicketT")
+
+
+class Progress(Struct, Generic[TicketT], frozen=True):
+    """A batch that is durable, with how long staging and committing it took."""
+
+    resolved: "list[tuple[Posted[TicketT], Durable | Refused]]"
+    commit_s: float
+
+
+class Driver(Protocol):
+    """Runs the pen until it is stopped."""
+
+    async def run(self) -> BaseException | None: ...
+
+    def stop(self) -> None:
+        """Finish the ledger, then end."""
+        ...
+
+    def abandon(self) -> None:
+        """End as soon as possible, whatever is left."""
+        ...
+
+
+class _Backoff:
+    """Waits that double up to a limit."""
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._next_s = first_s
+
+    def next(self) -> float:
+        wait_s, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
+        return wait_s
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+
+@final
+class ThreadDriver:
+    """The pen in a dedicated thread. One crossing into the loop for each batch."""
+
+    def __init__(
+        self,
+        pen: Pen[Ticket],
+        clock: Clock,
+        backoff: tuple[float, float],
+        on_progress: Callable[[Progress[Ticket]], None],
+        on_trouble: Callable[[BaseException], None],
+    ) -> None:
+        self._pen = pen
+        self._clock = clock
+        self._backoff = _Backoff(*backoff)
+        self._on_progress = on_progress
+        self._on_trouble = on_trouble
+        self._stopping = False
+        self._abandoned = threading.Event()
+        self._ended = trio.Event()
+        self._error: BaseException | None = None
+        self._token = trio.lowlevel.current_trio_token()
+
+    async def run(self) -> BaseException | None:
+        # A daemon: a thread that hangs in a sync must not keep the process alive.
+        threading.Thread(target=self._main, name="onepen writer", daemon=True).start()
+        await self._ended.wait()
+        return self._error
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._pen.ledger.wake()
+
+    def abandon(self) -> None:
+        self._abandoned.set()
+        self.stop()
+
+    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+        """Run something on the loop, if there still is one."""
+        try:
+            self._token.run_sync_soon(function, *arguments)
+        except trio.RunFinishedError:
+            # Nobody is left to hear it. What is committed stays committed; the next start finds it.
+            self._abandoned.set()
+
+    def _main(self) -> None:
+        try:
+            self._write_until_stopped()
+        except BaseException as error:  # noqa: BLE001 - a thread must not die quietly
+            self._error = error
+        self._tell(self._ended.set)
+
+    def _write_until_stopped(self) -> None:
+        pen = self._pen
+        if pen.phase == "broken":
+            self._recover()
+        while not self._abandoned.is_set():
+            if not pen.take(wait_s=0):
+                if self._stopping:
+                    return
+                if pen.engine.maintain(idle=True):
+                    continue
+                if not pen.take(wait_s=None):
+                    continue
+            started_s = self._clock.monotonic()
+            try:
+                pen.stage()
+                pen.commit()
+            except StaleEpochError:
+                raise  # somebody else owns the file: recovering would take it back from them
+            except StorageError as error:
+                self._tell(self._on_trouble, error)
+                self._recover()
+                continue
+            progress = Progress(pen.resolve(), self._clock.monotonic() - started_s)
+            # Behind the commit: a receipt promises durability.
+            self._tell(self._on_progress, progress)
+            self._backoff.reset()
+            pen.engine.maintain(idle=False)
+
+    def _recover(self) -> None:
+        while not self._abandoned.is_set():
+            try:
+                self._pen.recover()
+            except StorageError as error:
+                self._tell(self._on_trouble, error)
+                self._abandoned.wait(self._backoff.next())
+            else:
+                if self._pen.phase == "taken":
+                    # A disk that opens but can't commit must not be tried without a pause.
+                    self._abandoned.wait(self._backoff.next())
+                return
+
+
+@final
+class InlineDriver:
+    """The pen as a task, with named checkpoints between its steps. For simulation."""
+
+    def __init__(
+        self,
+        pen: Pen[Ticket],
+        clock: Clock,
+        backoff: tuple[float, float],
+        on_progress: Callable[[Progress[Ticket]], None],
+        on_trouble: Callable[[BaseException], None],
+        next_arrival: Callable[[], Awaitable[None]],
+        at: Callable[[str], object] | None,
+    ) -> None:
+        self._pen = pen
+        self._clock = clock
+        self._backoff = _Backoff(*backoff)
+        self._on_progress = on_progress
+        self._on_trouble = on_trouble
+        self._next_arrival = next_arrival
+        self._at = at
+        self._stopping = trio.Event()
+        self._abandoned = trio.CancelScope()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def abandon(self) -> None:
+        self.stop()
+        self._abandoned.cancel()
+
+    async def run(self) -> BaseException | None:
+        try:
+            with self._abandoned:
+                await self._write_until_stopped()
+        except (Exception, GeneratorExit) as error:
+            return error
+        return None
+
+    async def _point(self, name: str) -> None:
+        if self._at is not None:
+            result = self._at(name)
+            if isawaitable(result):
+                await result
+        await trio.lowlevel.checkpoint()
+
+    async def _write_until_stopped(self) -> None:
+        pen = self._pen
+        if pen.phase == "broken":
+            await self._recover()
+        while True:
+            if not pen.take(wait_s=0):
+                if self._stopping.is_set():
+                    return
+                if not pen.engine.maintain(idle=True):
+                    await self._wait_for_work()
+                continue
+            await self._point("taken")
+            started_s = self._clock.monotonic()
+            try:
+                pen.stage()
+                await self._point("before commit")
+                pen.commit()
+            except StaleEpochError:
+                raise
+            except StorageError as error:
+                self._on_trouble(error)
+                await self._recover()
+                continue
+            await self._point("committed")
+            self._on_progress(Progress(pen.resolve(), self._clock.monotonic() - started_s))
+            self._backoff.reset()
+            await self._point("acked")
+
+    async def _wait_for_work(self) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def until(wait: Callable[[], Awaitable[None]]) -> None:
+                await wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until, self._stopping.wait)
+            nursery.start_soon(until, self._next_arrival)
+
+    async def _recover(self) -> None:
+        while True:
+            try:
+                self._pen.recover()
+            except StorageError as error:
+                self._on_trouble(error)
+                await trio.sleep(self._backoff.next())
+            else:
+                if self._pen.phase == "taken":
+                    await trio.sleep(self._backoff.next())
+                return

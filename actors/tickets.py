@@ -1,0 +1,84 @@
+"""Tickets: what a caller holds for a unit that is posted.
+
+Keeps: a ticket resolves once, to a receipt that is true. Cancelling a wait revokes nothing: the unit stays in
+the ledger, the ticket still belongs to whoever holds it, and waiting again is allowed. A wait ends early, with
+`StorageUnavailableError`, only while storage is down; the ticket itself stays unresolved then.
+
+Belongs to the trio thread. Nothing here may run a checkpoint between looking at the receipt and parking.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import outcome
+import trio
+
+from ..storage.errors import OutcomeUnknownError
+from ..storage.units import Durable, Receipt, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..storage.errors import OnepenError
+
+
+@final
+class Ticket:
+    """The promise of a receipt."""
+
+    __slots__ = ("_receipt", "_trouble", "_waiters", "posted_s")
+
+    def __init__(self, posted_s: float, trouble: Callable[[], OnepenError | None]) -> None:
+        self.posted_s = posted_s
+        self._receipt: Receipt | None = None
+        self._waiters: list[trio.lowlevel.Task] = []
+        self._trouble = trouble
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The receipt, once there is one."""
+        return self._receipt
+
+    async def wait(self) -> Receipt:
+        """The receipt. Does not yield if it is there already.
+
+        Raises `StorageUnavailableError` while storage is down; the unit stays posted all the same.
+        """
+        if self._receipt is not None:
+            return self._receipt
+        if (error := self._trouble()) is not None:
+            raise error
+        task = trio.lowlevel.current_task()
+        self._waiters.append(task)
+
+        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            self._waiters.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        receipt: Receipt = await trio.lowlevel.wait_task_rescheduled(abort)
+        return receipt
+
+    async def durable(self) -> Durable:
+        """The same for callers that expect success: a refusal or an unknown outcome is raised."""
+        receipt = await self.wait()
+        if isinstance(receipt, Durable):
+            return receipt
+        if isinstance(receipt, Refused):
+            raise receipt.error()
+        raise OutcomeUnknownError(f"not known whether the unit is stored: {receipt.reason}")
+
+    def resolve(self, receipt: Receipt) -> None:
+        """For the Writer: the outcome is known."""
+        self._receipt = receipt
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for task in waiters:
+                trio.lowlevel.reschedule(task, outcome.Value(receipt))
+
+    def interrupt_waits(self, error: OnepenError) -> None:
+        """For the Writer: storage is down, nobody shall wait; the ticket stays open."""
+        waiters, self._waiters = self._waiters, []
+        for task in waiters:
+            # An Outcome may be used once, so each task gets its own.
+            trio.lowlevel.reschedule(task, outcome.Error(error))
