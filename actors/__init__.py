@@ -1,1 +1,3 @@
-"""Everything that has an inbox, and the kit it is made of. Runs on trio; imports `storage`, never `runtime`."""
+"""Everything that has an inbox, and the kit it is made of. Runs on trio; imports `storage`, never
+`runtime`.
+"""

@@ -1,15 +1,15 @@
-"""What drives the pen: a thread of its own in production, a task on the loop in simulation; the same steps.
+"""What drives the pen: a thread of its own in production, a task on the loop in simulation; the
+same steps.
 
-A driver takes batches, makes them durable and hands them over with one wake-up of the loop each; when storage
-is in trouble it recovers, with back-off, and goes on with the same batch. It ends when it is told to stop and
-the ledger is empty, and returns `None` then; whatever else happens inside it is returned as the error it
-crashed with, never swallowed and never raised into the loop.
+A driver takes batches, makes them durable and hands them over with one wake-up of the loop each;
+when storage is in trouble it recovers, with back-off, and goes on with the same batch. It ends when
+it is told to stop and the ledger is empty, and returns `None` then; whatever else happens inside it
+is returned as the error it crashed with, never swallowed and never raised into the loop.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
@@ -17,12 +17,15 @@ import trio
 from msgspec import Struct
 
 from ..storage.errors import StaleEpochError, StorageError
+from ..storage.pen import Posted
+from ..storage.units import Durable, Refused
 
 if TYPE_CHECKING:
-    from ..storage.identity import Clock
-    from ..storage.pen import Pen, Posted
-    from ..storage.units import Durable, Refused
+    from collections.abc import Awaitable, Callable
 
+    from ..storage.identity import Clock
+    from ..storage.pen import Pen
+    from .intake import Intake
     from .tickets import Ticket
 
 TicketT = TypeVar("TicketT")
@@ -31,7 +34,7 @@ TicketT = TypeVar("TicketT")
 class Progress(Struct, Generic[TicketT], frozen=True):
     """A batch that is durable, with how long staging and committing it took."""
 
-    resolved: "list[tuple[Posted[TicketT], Durable | Refused]]"
+    resolved: list[tuple[Posted[TicketT], Durable | Refused]]
     commit_s: float
 
 
@@ -74,14 +77,12 @@ class ThreadDriver:
         pen: Pen[Ticket],
         clock: Clock,
         backoff: tuple[float, float],
-        on_progress: Callable[[Progress[Ticket]], None],
-        on_trouble: Callable[[BaseException], None],
+        intake: Intake,
     ) -> None:
         self._pen = pen
         self._clock = clock
         self._backoff = _Backoff(*backoff)
-        self._on_progress = on_progress
-        self._on_trouble = on_trouble
+        self._intake = intake
         self._stopping = False
         self._abandoned = threading.Event()
         self._ended = trio.Event()
@@ -113,7 +114,7 @@ class ThreadDriver:
     def _main(self) -> None:
         try:
             self._write_until_stopped()
-        except BaseException as error:  # noqa: BLE001 - a thread must not die quietly
+        except BaseException as error:
             self._error = error
         self._tell(self._ended.set)
 
@@ -136,12 +137,12 @@ class ThreadDriver:
             except StaleEpochError:
                 raise  # somebody else owns the file: recovering would take it back from them
             except StorageError as error:
-                self._tell(self._on_trouble, error)
+                self._tell(self._intake.on_trouble, error)
                 self._recover()
                 continue
             progress = Progress(pen.resolve(), self._clock.monotonic() - started_s)
             # Behind the commit: a receipt promises durability.
-            self._tell(self._on_progress, progress)
+            self._tell(self._intake.on_progress, progress)
             self._backoff.reset()
             pen.engine.maintain(idle=False)
 
@@ -150,7 +151,7 @@ class ThreadDriver:
             try:
                 self._pen.recover()
             except StorageError as error:
-                self._tell(self._on_trouble, error)
+                self._tell(self._intake.on_trouble, error)
                 self._abandoned.wait(self._backoff.next())
             else:
                 if self._pen.phase == "taken":
@@ -168,17 +169,13 @@ class InlineDriver:
         pen: Pen[Ticket],
         clock: Clock,
         backoff: tuple[float, float],
-        on_progress: Callable[[Progress[Ticket]], None],
-        on_trouble: Callable[[BaseException], None],
-        next_arrival: Callable[[], Awaitable[None]],
+        intake: Intake,
         at: Callable[[str], object] | None,
     ) -> None:
         self._pen = pen
         self._clock = clock
         self._backoff = _Backoff(*backoff)
-        self._on_progress = on_progress
-        self._on_trouble = on_trouble
-        self._next_arrival = next_arrival
+        self._intake = intake
         self._at = at
         self._stopping = trio.Event()
         self._abandoned = trio.CancelScope()
@@ -194,7 +191,7 @@ class InlineDriver:
         try:
             with self._abandoned:
                 await self._write_until_stopped()
-        except (Exception, GeneratorExit) as error:
+        except Exception as error:
             return error
         return None
 
@@ -225,11 +222,11 @@ class InlineDriver:
             except StaleEpochError:
                 raise
             except StorageError as error:
-                self._on_trouble(error)
+                self._intake.on_trouble(error)
                 await self._recover()
                 continue
             await self._point("committed")
-            self._on_progress(Progress(pen.resolve(), self._clock.monotonic() - started_s))
+            self._intake.on_progress(Progress(pen.resolve(), self._clock.monotonic() - started_s))
             self._backoff.reset()
             await self._point("acked")
 
@@ -241,14 +238,14 @@ class InlineDriver:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(until, self._stopping.wait)
-            nursery.start_soon(until, self._next_arrival)
+            nursery.start_soon(until, self._intake.wait_arrival)
 
     async def _recover(self) -> None:
         while True:
             try:
                 self._pen.recover()
             except StorageError as error:
-                self._on_trouble(error)
+                self._intake.on_trouble(error)
                 await trio.sleep(self._backoff.next())
             else:
                 if self._pen.phase == "taken":

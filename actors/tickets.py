@@ -1,10 +1,12 @@
 """Tickets: what a caller holds for a unit that is posted.
 
-Keeps: a ticket resolves once, to a receipt that is true. Cancelling a wait revokes nothing: the unit stays in
-the ledger, the ticket still belongs to whoever holds it, and waiting again is allowed. A wait ends early, with
-`StorageUnavailableError`, only while storage is down; the ticket itself stays unresolved then.
+Keeps: a ticket resolves once, to a receipt that is true. Cancelling a wait revokes nothing: the
+unit stays in the ledger, the ticket still belongs to whoever holds it, and waiting again is
+allowed. A wait ends early, with `StorageUnavailableError`, only while storage is down; the ticket
+itself stays unresolved then.
 
-Belongs to the trio thread. Nothing here may run a checkpoint between looking at the receipt and parking.
+Belongs to the trio thread. Nothing here may run a checkpoint between looking at the receipt and
+parking.
 """
 
 from __future__ import annotations

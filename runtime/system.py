@@ -1,4 +1,6 @@
-"""The real world: the wall clock and random ids. The only module that takes them; all else is handed them."""
+"""The real world: the wall clock and random ids. The only module that takes them; all else is
+handed them.
+"""
 
 from __future__ import annotations
 

@@ -1,32 +1,33 @@
 """All durable changes, as data, on one page.
 
-A command has a natural key in the database: applied twice it equals applied once, and the same key with other
-content is a conflict. A command that sets a value without a row of its own (title, flags, end, route, …)
-carries the version it `replaces`; if that is no longer the stored version it is refused as stale.
+A command has a natural key in the database: applied twice it equals applied once, and the same
+key with other content is a conflict. A command that sets a value without a row of its own
+(title, flags, end, route, …) carries the version it `replaces`; if that is no longer the stored
+version it is refused as stale.
 
-Commands travel in units (`units.py`), which are applied whole or not at all. A command never holds anything
-that the engine would have to make up: ids, times and seqs are given.
+Commands travel in units (`units.py`), which are applied whole or not at all. A command never
+holds anything that the engine would have to make up: ids, times and seqs are given.
 
-| natural key                    | commands                                                            |
-|--------------------------------|---------------------------------------------------------------------|
-| (key, incarnation)             | OpenIncarnation                                                     |
-| (key, aspect, version)         | SetRoute, SetPendingTitle, CountUselessCompressions                 |
-| session id                     | CreateSession, DeleteSession, PublishSession                        |
-| (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession           |
+| natural key                    | commands                                                      |
+|--------------------------------|-----------------------------------------------------------|
+| (key, incarnation)             | OpenIncarnation                                               |
+| (key, aspect, version)         | SetRoute, SetPendingTitle, CountUselessCompressions           |
+| session id                     | CreateSession, DeleteSession, PublishSession                  |
+| (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession     |
 | (session, seq)                 | AppendMessages, StageMessages, Compact (its summary), EraseMessages |
-| child session id               | Rotate, Branch                                                      |
-| (session, revision)            | Rewind, Restore                                                     |
-| turn id                        | OpenTurn, SetAside, ResolveDeadLetter                               |
-| (turn id, attempt)             | StartTurn, SuspendTurn, EndTurn                                     |
-| (source, inbound id)           | AcceptInbound, TakeInbound                                          |
-| call id                        | AddUsage                                                            |
-| (delivery id, attempt)         | PostDelivery, MarkDelivery                                          |
-| (turn id, effect key, attempt) | BeginEffect, FinishEffect                                           |
-| (key, question key)            | AskQuestion, AnswerQuestion                                         |
-| timer id                       | SetTimer, ResolveTimer                                              |
-| (blob id, index)               | PutChunk, SealBlob, DropBlob                                        |
-| name                           | SetMark                                                             |
-| ("inbox", aspect, version)     | PruneInbox                                                          |
+| child session id               | Rotate, Branch                                                |
+| (session, revision)            | Rewind, Restore                                               |
+| turn id                        | OpenTurn, SetAside, ResolveDeadLetter                         |
+| (turn id, attempt)             | StartTurn, SuspendTurn, EndTurn                               |
+| (source, inbound id)           | AcceptInbound, TakeInbound                                    |
+| call id                        | AddUsage                                                      |
+| (delivery id, attempt)         | PostDelivery, MarkDelivery                                    |
+| (turn id, effect key, attempt) | BeginEffect, FinishEffect                                     |
+| (key, question key)            | AskQuestion, AnswerQuestion                                   |
+| timer id                       | SetTimer, ResolveTimer                                        |
+| (blob id, index)               | PutChunk, SealBlob, DropBlob                                  |
+| name                           | SetMark                                                       |
+| ("inbox", aspect, version)     | PruneInbox                                                    |
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Command(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     """One durable change."""
 
 
-# Keys ----------------------------------------------------------------------------------------------
+# Keys ----------------------------------------------------------------------------------------
 
 
 class OpenIncarnation(Command, frozen=True, kw_only=True):
@@ -88,7 +89,9 @@ class SetPendingTitle(Command, frozen=True, kw_only=True):
 
 
 class CountUselessCompressions(Command, frozen=True, kw_only=True):
-    """How many compressions of this key in a row gained nothing; the brake against compressing for ever."""
+    """How many compressions of this key in a row gained nothing; the brake against compressing
+    for ever.
+    """
 
     key: SessionKey
     count: int
@@ -96,7 +99,7 @@ class CountUselessCompressions(Command, frozen=True, kw_only=True):
     at_ms: int
 
 
-# Sessions ------------------------------------------------------------------------------------------
+# Sessions ------------------------------------------------------------------------------------
 
 
 class CreateSession(Command, frozen=True, kw_only=True):
@@ -170,7 +173,7 @@ class DeleteSession(Command, frozen=True, kw_only=True):
     at_ms: int
 
 
-# Transcripts ---------------------------------------------------------------------------------------
+# Transcripts ---------------------------------------------------------------------------------
 
 
 class AppendMessages(Command, frozen=True, kw_only=True):
@@ -183,10 +186,12 @@ class AppendMessages(Command, frozen=True, kw_only=True):
 
 
 class Rotate(Command, frozen=True, kw_only=True):
-    """The key moves to a child: the parent ends by compression, summary and carried rows are copied.
+    """The key moves to a child: the parent ends by compression, summary and carried rows are
+    copied.
 
-    The child's seqs start at 0: first the summary, then the carried rows in the order of the parent's
-    transcript. `turn_id` is the running turn, whose rows are left out when the gain is measured.
+    The child's seqs start at 0: first the summary, then the carried rows in the order of the
+    parent's transcript. `turn_id` is the running turn, whose rows are left out when the gain is
+    measured.
     """
 
     key: SessionKey
@@ -202,7 +207,9 @@ class Rotate(Command, frozen=True, kw_only=True):
 
 
 class Compact(Command, frozen=True, kw_only=True):
-    """The same in place: active rows from `first_seq` to `last_seq` become inactive behind their summary."""
+    """The same in place: active rows from `first_seq` to `last_seq` become inactive behind
+    their summary.
+    """
 
     session_id: SessionId
     base_seq: Seq
@@ -217,7 +224,8 @@ class Compact(Command, frozen=True, kw_only=True):
 class Rewind(Command, frozen=True, kw_only=True):
     """Everything that stands at or after `to_seq` in the transcript becomes inactive.
 
-    `replaces` is the revision that is rewound. `closing` are results for tool calls that would stay open.
+    `replaces` is the revision that is rewound. `closing` are results for tool calls that would
+    stay open.
     """
 
     session_id: SessionId
@@ -236,7 +244,9 @@ class Restore(Command, frozen=True, kw_only=True):
 
 
 class Branch(Command, frozen=True, kw_only=True):
-    """The key moves to a copy of the transcript up to and with `upto_seq`; the parent stays as it is."""
+    """The key moves to a copy of the transcript up to and with `upto_seq`; the parent stays as
+    it is.
+    """
 
     key: SessionKey
     parent_id: SessionId
@@ -266,7 +276,7 @@ class PublishSession(Command, frozen=True, kw_only=True):
     session_id: SessionId
 
 
-# Turns and the inbox -------------------------------------------------------------------------------
+# Turns and the inbox -------------------------------------------------------------------------
 
 
 class OpenTurn(Command, frozen=True, kw_only=True):
@@ -278,7 +288,9 @@ class OpenTurn(Command, frozen=True, kw_only=True):
 
 
 class AcceptInbound(Command, frozen=True, kw_only=True):
-    """An inbound message is accepted: its turn is named, its body (if it must wait) is kept until taken."""
+    """An inbound message is accepted: its turn is named, its body (if it must wait) is kept
+    until taken.
+    """
 
     source: str
     inbound_id: str
@@ -298,7 +310,9 @@ class TakeInbound(Command, frozen=True, kw_only=True):
 
 
 class StartTurn(Command, frozen=True, kw_only=True):
-    """The turn runs in this session. `attempt` is one more than the stored one: 1 starts, 2 resumes, …"""
+    """The turn runs in this session. `attempt` is one more than the stored one: 1 starts, 2
+    resumes, …
+    """
 
     turn_id: TurnId
     session_id: SessionId
@@ -342,7 +356,9 @@ class ResolveDeadLetter(Command, frozen=True, kw_only=True):
 
 
 class PruneInbox(Command, frozen=True, kw_only=True):
-    """Dedupe rows of ended turns that were accepted before this time go; at most `limit` of them."""
+    """Dedupe rows of ended turns that were accepted before this time go; at most `limit` of
+    them.
+    """
 
     before_ms: int
     limit: int
@@ -363,7 +379,7 @@ class AddUsage(Command, frozen=True, kw_only=True):
     cost_nanos: int = 0
 
 
-# What leaves, and what is waited for ---------------------------------------------------------------
+# What leaves, and what is waited for ---------------------------------------------------------
 
 
 class PostDelivery(Command, frozen=True, kw_only=True):
@@ -381,7 +397,9 @@ class PostDelivery(Command, frozen=True, kw_only=True):
 
 
 class MarkDelivery(Command, frozen=True, kw_only=True):
-    """What became of a delivery. `sending` opens the next attempt, anything else closes this one."""
+    """What became of a delivery. `sending` opens the next attempt, anything else closes this
+    one.
+    """
 
     delivery_id: str
     attempt: int
@@ -393,7 +411,9 @@ class MarkDelivery(Command, frozen=True, kw_only=True):
 
 
 class BeginEffect(Command, frozen=True, kw_only=True):
-    """The intent of a side effect, stored before it runs. `digest` is the hash of its arguments."""
+    """The intent of a side effect, stored before it runs. `digest` is the hash of its
+    arguments.
+    """
 
     turn_id: TurnId
     effect_key: str
@@ -457,7 +477,7 @@ class ResolveTimer(Command, frozen=True, kw_only=True):
     at_ms: int
 
 
-# Blobs and marks -----------------------------------------------------------------------------------
+# Blobs and marks -----------------------------------------------------------------------------
 
 
 class PutChunk(Command, frozen=True, kw_only=True):

@@ -1,26 +1,31 @@
-"""What an engine is: the protocol that SQLite implements today and another database may tomorrow.
+"""What an engine is: the protocol that SQLite implements today and another database may
+tomorrow.
 
-An engine takes batches of units and makes them durable, in order. `stage` applies a batch inside one
-transaction, `commit` makes it durable; between the two nothing is visible to readers. Nobody above `storage/`
-writes SQL.
+An engine takes batches of units and makes them durable, in order. `stage` applies a batch
+inside one transaction, `commit` makes it durable; between the two nothing is visible to
+readers. Nobody above `storage/` writes SQL.
 
 Errors of an engine mean one of three things:
-- a unit that can't be applied is `Refused` in its receipt, and hurts no other unit of the batch;
-- `BatchUnknownError`: whether the batch is durable can't be told; `reopen`, then the same units in order;
+- a unit that can't be applied is `Refused` in its receipt, and hurts no other unit of the
+  batch;
+- `BatchUnknownError`: whether the batch is durable can't be told; `reopen`, then the same units
+  in order;
 - `LowSpaceError`: nothing was begun; the same units again, later.
 
-Opening for writing is a fence: before anything is read or acknowledged, one real commit has moved the epoch.
+Opening for writing is a fence: before anything is read or acknowledged, one real commit has
+moved the epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
     from .identity import BlobId, Seq, SessionId, SessionKey, TurnId, Uid
     from .records import (
         Blob,
@@ -44,7 +49,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """What an operator may set; the defaults are the safe ones."""
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
-    """NORMAL survives a killed process, but a power cut may take acknowledged writes with it."""
+    """NORMAL survives a killed process, but a power cut may take acknowledged writes with it.
+    """
 
     busy_timeout_s: float = 5.0
     """How long to wait for a reader outside this process that holds a lock."""
@@ -56,7 +62,9 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     """Read connections that may be open at once."""
 
     wal_pages_checkpoint: int = 1_000
-    """From this size on the log is copied into the database file when there is nothing else to do."""
+    """From this size on the log is copied into the database file when there is nothing else to
+    do.
+    """
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
@@ -74,7 +82,9 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Reader(Protocol):
-    """Read views, all of one snapshot. Use it in a `with` block of `Engine.reading`, and briefly."""
+    """Read views, all of one snapshot. Use it in a `with` block of `Engine.reading`, and
+    briefly.
+    """
 
     # Sessions
     def route(self, key: SessionKey) -> Route | None: ...
@@ -84,7 +94,8 @@ class Reader(Protocol):
         ...
 
     def find_session(self, given: str) -> Session:
-        """By id, unique id prefix or title, in this order; a title means the latest of its lineage.
+        """By id, unique id prefix or title, in this order; a title means the latest of its
+        lineage.
 
         Raises `MissingError` or `AmbiguousError`.
         """
@@ -130,7 +141,9 @@ class Reader(Protocol):
     def turn(self, turn_id: TurnId) -> Turn | None: ...
     def unfinished_turns(self, key: SessionKey | None = None) -> tuple[Turn, ...]: ...
     def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
-        """Accepted messages whose body has not been taken yet, in the order of their acceptance."""
+        """Accepted messages whose body has not been taken yet, in the order of their
+        acceptance.
+        """
         ...
 
     def inbound(self, source: str, inbound_id: str) -> InboxEntry | None: ...
@@ -166,7 +179,9 @@ class Engine(Protocol):
     def epoch(self) -> int: ...
 
     def stage(self, units: Sequence[Unit]) -> list[Durable | Refused]:
-        """Apply a batch inside a transaction that stays open. The receipts hold once `commit` returns."""
+        """Apply a batch inside a transaction that stays open. The receipts hold once `commit`
+        returns.
+        """
         ...
 
     def commit(self) -> None:
@@ -174,7 +189,9 @@ class Engine(Protocol):
         ...
 
     def reopen(self) -> None:
-        """After `BatchUnknownError`: bring the database back to a state that can be trusted, or raise."""
+        """After `BatchUnknownError`: bring the database back to a state that can be trusted, or
+        raise.
+        """
         ...
 
     def reading(self) -> AbstractContextManager[Reader]:

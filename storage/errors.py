@@ -1,8 +1,9 @@
 """Every error that onepen raises, in one tree under `OnepenError`.
 
-An error says what happened (its message), carries the facts as fields, and says what to do next (`hint`).
-Fields are plain values, so that an error can be logged, compared and sent over a wire. Nothing here may put
-a message's text into an error's message: texts are private, and error messages end up in logs.
+An error says what happened (its message), carries the facts as fields, and says what to do next
+(`hint`). Fields are plain values, so that an error can be logged, compared and sent over a
+wire. Nothing here may put a message's text into an error's message: texts are private, and
+error messages end up in logs.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ class OnepenError(Exception):
 
 
 class InvariantError(OnepenError):
-    """Our own bug: a promise that durability rests on does not hold. Raised even under `python -O`."""
+    """Our own bug: a promise that durability rests on does not hold. Raised even under `python
+    -O`.
+    """
 
     hint = "this is a defect in onepen; please report it with the log"
 
 
-# What a caller gave us -----------------------------------------------------------------------------
+# What a caller gave us -----------------------------------------------------------------------
 
 
 class InvalidContentError(OnepenError):
@@ -49,7 +52,7 @@ class InvalidUnitError(OnepenError):
     hint = "every command that changes a transcript needs a guard that names its session"
 
 
-# What the stored state answers ---------------------------------------------------------------------
+# What the stored state answers ---------------------------------------------------------------
 
 
 class ConflictError(OnepenError):
@@ -172,7 +175,7 @@ class AmbiguousError(OnepenError):
         self.candidates = candidates
 
 
-# What storage itself answers -----------------------------------------------------------------------
+# What storage itself answers -----------------------------------------------------------------
 
 
 class StorageError(OnepenError):
@@ -207,7 +210,9 @@ class BatchUnknownError(StorageError):
 
 
 class LowSpaceError(StorageError):
-    """Less free space than the watermark: writing stops while reading and checkpoints still work."""
+    """Less free space than the watermark: writing stops while reading and checkpoints still
+    work.
+    """
 
     hint = "free some space; writing goes on by itself"
 
@@ -219,7 +224,9 @@ class LowSpaceError(StorageError):
 
 
 class StaleEpochError(StorageError):
-    """Another process has opened the database for writing since; this engine can't commit any more."""
+    """Another process has opened the database for writing since; this engine can't commit any
+    more.
+    """
 
     hint = "stop this process: the file has a new owner"
 
@@ -257,7 +264,7 @@ class WriterFailedError(StorageError):
     hint = "look at the cause; every ticket was answered before this was raised"
 
 
-# What opening a file answers -----------------------------------------------------------------------
+# What opening a file answers -----------------------------------------------------------------
 
 
 class OpenError(StorageError):

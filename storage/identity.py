@@ -1,10 +1,10 @@
 """Names of things: the id types, and where time and ids come from.
 
-Wall clock, ids and randomness are handed in, never taken, so that a simulated run is a function of its
-inputs. Everything below `runtime/` sees time and ids only through the two protocols here.
+Wall clock, ids and randomness are handed in, never taken, so that a simulated run is a function of
+its inputs. Everything below `runtime/` sees time and ids only through the two protocols here.
 
-A generated id is 32 lower-case hexadecimal digits: 48 bits of milliseconds, then 80 random bits. So ids sort
-by time, which keeps the tail of every index that holds them in one place.
+A generated id is 32 lower-case hexadecimal digits: 48 bits of milliseconds, then 80 random bits. So
+ids sort by time, which keeps the tail of every index that holds them in one place.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Ids(Protocol):
 def derived_uid(turn_id: TurnId, attempt: int, index: int) -> Uid:
     """The uid of the `index`-th message that an agent reports for one attempt of a turn.
 
-    The same report gives the same uids, so reporting twice is harmless. The turn's own time stays in front:
-    derived uids sort beside those that were given at the time.
+    The same report gives the same uids, so reporting twice is harmless. The turn's own time stays
+    in front: derived uids sort beside those that were given at the time.
     """
     digest = blake2b(f"{turn_id}/{attempt}/{index}".encode(), digest_size=10).hexdigest()
     return Uid(turn_id[:_TIME_DIGITS] + digest)

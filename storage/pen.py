@@ -1,16 +1,16 @@
 """The pen: batching as one synchronous state machine, driven by whoever holds it.
 
     take ──▶ stage ──▶ commit ──▶ resolve ──▶ take …
-      ▲        │          │
-      └─ recover ◀────────┘   a batch whose outcome is unknown stays taken and is staged again, as it was
+      ▲        │          │ └─ recover ◀────────┘   a batch whose outcome is unknown stays taken and
+      is staged again, as it was
 
-The ledger is the ordered list of units that are posted and not resolved. It belongs to the writer's reference
-and outlives the pen, its thread and its engine: whoever takes the pen next finds the same units in the same
-order and begins with them. Batches are all that waits, capped in rows and bytes; they grow with the load by
-themselves, without a timer.
+The ledger is the ordered list of units that are posted and not resolved. It belongs to the
+writer's reference and outlives the pen, its thread and its engine: whoever takes the pen next
+finds the same units in the same order and begins with them. Batches are all that waits, capped
+in rows and bytes; they grow with the load by themselves, without a timer.
 
-Posting is safe from another thread; everything else belongs to the one driver. The pen never resolves a unit
-before `commit` has returned, and never skips or reorders one.
+Posting is safe from another thread; everything else belongs to the one driver. The pen never
+resolves a unit before `commit` has returned, and never skips or reorders one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Ledger(Generic[TicketT]):
             return None
 
     def clear(self) -> list[Posted[TicketT]]:
-        """Everything that is not resolved, in order; for whoever must answer it at the very end."""
+        """Everything that is not resolved, in order; for whoever must answer it at the very
+        end.
+        """
         rest = [*self.taken, *([self._next] if self._next is not None else [])]
         self.taken, self._next = [], None
         while not self._arrivals.empty():
@@ -140,7 +142,9 @@ class Pen(Generic[TicketT]):
         self.phase = "staged"
 
     def commit(self) -> None:
-        """Make it durable. On any error the batch is unknown, and the pen broken until `recover`."""
+        """Make it durable. On any error the batch is unknown, and the pen broken until
+        `recover`.
+        """
         self._expect("staged")
         self.phase = "broken"
         try:
@@ -161,9 +165,12 @@ class Pen(Generic[TicketT]):
         return resolved
 
     def recover(self) -> None:
-        """Bring the engine back; the batch stays taken. Raises `StorageError` while that is impossible."""
+        """Bring the engine back; the batch stays taken. Raises `StorageError` while that is
+        impossible.
+        """
         self._expect("broken")
-        # With too little space nothing was begun, so there is nothing to doubt and nothing to reopen.
+        # With too little space nothing was begun, so there is nothing to doubt and nothing to
+        # reopen.
         if not isinstance(self._error, LowSpaceError):
             self.engine.reopen()
         self._error = None

@@ -1,8 +1,8 @@
 """What is stored, as frozen records: what a reader gets, and what the commands carry.
 
-A record is a value: equal fields, equal record. `Draft` is a message as its session actor gives it, identity
-and content; `Message` is the same message as stored, with its place and state. Content is compared by the
-fields of `Draft` alone, never by state that changed later.
+A record is a value: equal fields, equal record. `Draft` is a message as its session actor gives it,
+identity and content; `Message` is the same message as stored, with its place and state. Content is
+compared by the fields of `Draft` alone, never by state that changed later.
 
 Times are whole milliseconds since 1970 (`…_ms`), money is whole billionths of the currency unit
 (`cost_nanos`): both add up exactly.
@@ -37,11 +37,13 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """The common shape: immutable, by keyword, compact as JSON, strict when read."""
 
 
-# Messages ------------------------------------------------------------------------------------------
+# Messages ----------------------------------------------------------------------------------------
 
 
 class ToolCall(Record, frozen=True, kw_only=True):
-    """One call that an assistant message asks for. `arguments` is the model's own text, kept as it is."""
+    """One call that an assistant message asks for. `arguments` is the model's own text, kept as it
+    is.
+    """
 
     id: str
     name: str
@@ -61,7 +63,8 @@ class Tokens(Record, frozen=True, kw_only=True):
 class Draft(Record, frozen=True, kw_only=True):
     """A message as given: its identity and everything a chat transcript keeps of it.
 
-    Content is `text` or structured `parts` (a list of JSON objects), or neither for a bare tool call.
+    Content is `text` or structured `parts` (a list of JSON objects), or neither for a bare tool
+    call.
     """
 
     uid: Uid
@@ -84,9 +87,10 @@ class Draft(Record, frozen=True, kw_only=True):
 class Message(Draft, frozen=True, kw_only=True):
     """A message as stored: its place in one session's transcript, and its state.
 
-    `carried` marks a copy that came along from a parent session; the original has the same uid. `covers` is
-    the range of seqs that a summary stands for when it was written in place. `erased` marks a row whose
-    content was blanked on request; `damaged` one whose stored bytes were not readable as text.
+    `carried` marks a copy that came along from a parent session; the original has the same uid.
+    `covers` is the range of seqs that a summary stands for when it was written in place. `erased`
+    marks a row whose content was blanked on request; `damaged` one whose stored bytes were not
+    readable as text.
     """
 
     session_id: SessionId
@@ -101,14 +105,14 @@ class Message(Draft, frozen=True, kw_only=True):
     damaged: bool = False
 
 
-# Sessions and keys ---------------------------------------------------------------------------------
+# Sessions and keys -------------------------------------------------------------------------------
 
 
 class Session(Record, frozen=True, kw_only=True):
     """One generation of a conversation's transcript, with its counters.
 
-    A deleted session stays as a tombstone: id, key and edge, no text. `versions` are what a command that
-    sets one of these values must name as the one it replaces.
+    A deleted session stays as a tombstone: id, key and edge, no text. `versions` are what a command
+    that sets one of these values must name as the one it replaces.
     """
 
     id: SessionId
@@ -148,7 +152,9 @@ class Session(Record, frozen=True, kw_only=True):
 
 
 class Route(Record, frozen=True, kw_only=True):
-    """A key: its current session, its actor's incarnation, and what waits for it without a session row."""
+    """A key: its current session, its actor's incarnation, and what waits for it without a session
+    row.
+    """
 
     key: SessionKey
     session_id: SessionId | None = None
@@ -176,7 +182,7 @@ class Found(Record, frozen=True, kw_only=True):
     next: tuple[int, int] | None = None
 
 
-# Turns and what surrounds them ---------------------------------------------------------------------
+# Turns and what surrounds them -------------------------------------------------------------------
 
 
 class Inbound(Record, frozen=True, kw_only=True):
@@ -192,7 +198,9 @@ class Inbound(Record, frozen=True, kw_only=True):
 
 
 class InboxEntry(Record, frozen=True, kw_only=True):
-    """One accepted inbound message, known by (source, inbound id). `body` is gone once its turn started."""
+    """One accepted inbound message, known by (source, inbound id). `body` is gone once its turn
+    started.
+    """
 
     source: str
     inbound_id: str
@@ -265,7 +273,9 @@ class UsageTotal(Record, frozen=True, kw_only=True):
 
 
 class Delivery(Record, frozen=True, kw_only=True):
-    """One reply on its way out. `id` is stable, so that a platform can use it as its idempotency key."""
+    """One reply on its way out. `id` is stable, so that a platform can use it as its idempotency
+    key.
+    """
 
     id: str
     key: SessionKey

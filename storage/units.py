@@ -1,17 +1,17 @@
 """Units, their guards, and the receipts they resolve to.
 
-A unit is applied whole or not at all. What is already stored exactly as given counts as applied, first of
-all; for the rest the guards must hold:
+A unit is applied whole or not at all. What is already stored exactly as given counts as applied,
+first of all; for the rest the guards must hold:
 
 - the incarnation is the key's: a predecessor's late write is refused (`stale_incarnation`);
-- the route names the guarded session (or this unit moves it there), and the session is open (or has no row
-  yet, or is reopened by this unit);
-- `base_seq`, if given, is the session's next seq, so that one refusal refuses all later units of that session
-  by itself (`broken_chain`): no gaps, no torn order;
+- the route names the guarded session (or this unit moves it there), and the session is open (or has
+  no row yet, or is reopened by this unit);
+- `base_seq`, if given, is the session's next seq, so that one refusal refuses all later units of
+  that session by itself (`broken_chain`): no gaps, no torn order;
 - `revision`, if given, is the session's: what the writer of the unit has seen is what is stored.
 
-A receipt tells only what is certain: `Durable` is on disk, `Refused` has changed nothing, `Unknown` is said
-only when the runtime ends before the outcome could be learned.
+A receipt tells only what is certain: `Durable` is on disk, `Refused` has changed nothing, `Unknown`
+is said only when the runtime ends before the outcome could be learned.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Guard(Struct, frozen=True, kw_only=True):
 
 
 class Unit(Struct, frozen=True):
-    """Commands that are applied together, under their guards. A unit that is sent again must be equal."""
+    """Commands that are applied together, under their guards. A unit that is sent again must be
+    equal.
+    """
 
     commands: tuple[AnyCommand, ...]
     guards: tuple[Guard, ...] = ()
@@ -119,7 +121,8 @@ Receipt: TypeAlias = Durable | Refused | Unknown
 def check_guarded(unit: Unit) -> None:
     """Raise unless every command that changes a transcript is covered by a guard of its session.
 
-    This is what keeps every transcript behind its session actor: there is no way to write around the chain.
+    This is what keeps every transcript behind its session actor: there is no way to write around
+    the chain.
     """
     if not unit.commands:
         raise errors.InvalidUnitError("a unit without commands")

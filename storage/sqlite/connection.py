@@ -1,18 +1,24 @@
 """Opening connections: each pragma with its reason.
 
-Keeps: every connection to a database has the same settings; a reader can't write; a file that is not ours is
-refused before anything is changed in it.
+Keeps: every connection to a database has the same settings; a reader can't write; a file that is
+not ours is refused before anything is changed in it.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import apsw
 
-from ..engine import EngineSettings
 from ..errors import ForeignFileError, OpenError, UnsupportedError
 
+if TYPE_CHECKING:
+    from ..engine import EngineSettings
+
 SQLITE_VERSION_MIN = (3, 51, 3)  # before it, two connections could lose a log that was being reset
-VALUE_BYTES_MAX = 8 * 1024 * 1024  # no message or piece of a blob comes near; a row beyond it is a mistake
+VALUE_BYTES_MAX = (
+    8 * 1024 * 1024
+)  # no message or piece of a blob comes near; a row beyond it is a mistake
 
 
 def check_sqlite_version(version: str | None = None) -> None:
@@ -44,7 +50,8 @@ def open_writer(
         flags |= apsw.SQLITE_OPEN_CREATE
     try:
         db = _open(name, flags, vfs, settings)
-        # Reading the schema is the first look at the file: a foreign one is refused before any change.
+        # Reading the schema is the first look at the file: a foreign one is refused before any
+        # change.
         db.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 - the read is the point
     except apsw.NotADBError as error:
         raise ForeignFileError(name, "it is not a SQLite database") from error

@@ -1,30 +1,32 @@
-"""The SQLite engine: one write connection, batches in one transaction each, and the way back from errors.
+"""The SQLite engine: one write connection, batches in one transaction each, and the way back
+from errors.
 
 Keeps:
-- A batch begins by moving `commit_seq` under the engine's own epoch. So every batch is a real, synced commit,
-  even one that only finds its units stored already, and an engine whose epoch is no longer the stored one
-  can't commit anything.
-- A unit that is refused or can't be bound fails alone. The batch is first applied without savepoints; only if
-  a unit fails after it has changed something is the batch undone and applied again, unit by unit.
-- After any error the engine looks whether SQLite has ended the transaction. If it has, or if the error is one
-  of the disk or of memory, the whole batch is unknown, and nothing is applied until `reopen`.
+- A batch begins by moving `commit_seq` under the engine's own epoch. So every batch is a real,
+  synced commit, even one that only finds its units stored already, and an engine whose epoch is
+  no longer the stored one can't commit anything.
+- A unit that is refused or can't be bound fails alone. The batch is first applied without
+  savepoints; only if a unit fails after it has changed something is the batch undone and
+  applied again, unit by unit.
+- After any error the engine looks whether SQLite has ended the transaction. If it has, or if
+  the error is one of the disk or of memory, the whole batch is unknown, and nothing is applied
+  until `reopen`.
 
-Must never commit by itself: between `stage` and `commit` the transaction is open or the engine is broken.
+Must never commit by itself: between `stage` and `commit` the transaction is open or the engine
+is broken.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
 from ..engine import EngineSettings, EngineStatistics
 from ..errors import BatchUnknownError, LowSpaceError, StaleEpochError, StorageError
-from ..units import Durable, Guard, Refused, Unit
+from ..units import Durable, Guard, Head, Refused, Unit
 from . import connection, exchange, schema, sessions, transcript, turns
 from .guards import check_guards
 from .place import Place, take_place
@@ -33,6 +35,8 @@ from .transaction import Refusal, Transaction
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from ..identity import Clock
     from .handlers import Handlers
@@ -59,14 +63,18 @@ def open_sqlite(
     *,
     vfs: str | None = None,
 ) -> SqliteEngine:
-    """Open a database for writing; `None` is one in memory. Blocks; raises `OpenError` and its kin."""
+    """Open a database for writing; `None` is one in memory. Blocks; raises `OpenError` and its
+    kin.
+    """
     connection.check_sqlite_version()
     place = None if path is None else take_place(path, clock)
     return SqliteEngine(place, clock, settings or EngineSettings(), vfs=vfs)
 
 
 class SqliteEngine:
-    """An open database. All methods but `reading` and `statistics` belong to one thread at a time."""
+    """An open database. All methods but `reading` and `statistics` belong to one thread at a
+    time.
+    """
 
     def __init__(
         self, place: Place | None, clock: Clock, settings: EngineSettings, *, vfs: str | None
@@ -76,7 +84,8 @@ class SqliteEngine:
         self._settings = settings
         self._durable = place is not None
         if place is None:
-            # A named database in memory, shared by the connections of this process and gone with them.
+            # A named database in memory, shared by the connections of this process and gone
+            # with them.
             self._name = f"file:/onepen-{next(_memory_names)}?vfs=memdb"
             self._vfs = None
         else:
@@ -99,7 +108,7 @@ class SqliteEngine:
             self.close()
             raise
 
-    # Opening and reopening ----------------------------------------------------------------------
+    # Opening and reopening -------------------------------------------------------------------
 
     def _open(self, *, truncate_log: bool) -> None:
         if self._db is None:
@@ -114,20 +123,25 @@ class SqliteEngine:
         if self._durable:
             self._db.set_wal_hook(self._on_commit)
             if truncate_log:
-                # Every page that recovery found is written to the file and synced before anything is
-                # built on it; a log whose sync has failed once is not trusted again.
+                # Every page that recovery found is written to the file and synced before
+                # anything is built on it; a log whose sync has failed once is not trusted
+                # again.
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self._move_epoch()
         self._transaction = Transaction(self._db)
         self._readers.resume()
 
     def _move_epoch(self) -> None:
-        """The fence: what recovery found may be in the page cache only; this commit syncs it with itself."""
+        """The fence: what recovery found may be in the page cache only; this commit syncs it
+        with itself.
+        """
         db = self._connection
         db.execute("BEGIN IMMEDIATE")
-        row = db.execute("UPDATE pen SET epoch = epoch + 1 RETURNING epoch, commit_seq").fetchall()
+        rows: list[Any] = db.execute(
+            "UPDATE pen SET epoch = epoch + 1 RETURNING epoch, commit_seq"
+        ).fetchall()
         db.execute("COMMIT")
-        self._epoch, self._commit_seq = row[0]
+        self._epoch, self._commit_seq = rows[0]
 
     def reopen(self) -> None:
         self._reopenings += 1
@@ -153,7 +167,7 @@ class SqliteEngine:
             self._name, self._settings, vfs=self._vfs, uri=not self._durable
         )
 
-    # Batches ------------------------------------------------------------------------------------
+    # Batches ---------------------------------------------------------------------------------
 
     def stage(self, units: Sequence[Unit]) -> list[Durable | Refused]:
         self._check_space()
@@ -178,7 +192,7 @@ class SqliteEngine:
     def _begin(self, tx: Transaction) -> None:
         db = self._connection
         db.execute("BEGIN IMMEDIATE")
-        rows = db.execute(
+        rows: list[Any] = db.execute(
             "UPDATE pen SET commit_seq = commit_seq + 1 WHERE epoch = ? RETURNING commit_seq",
             (self._epoch,),
         ).fetchall()
@@ -199,7 +213,9 @@ class SqliteEngine:
         self._transaction.trim()
 
     def _apply_together(self, tx: Transaction, units: Sequence[Unit]) -> list[Durable | Refused]:
-        """The fast way: no savepoints, rows in bulk. Leaves by an error if a unit failed half-way."""
+        """The fast way: no savepoints, rows in bulk. Leaves by an error if a unit failed
+        half-way.
+        """
         receipts: list[Durable | Refused] = []
         for unit in units:
             before = tx.changes
@@ -213,7 +229,9 @@ class SqliteEngine:
         return receipts
 
     def _apply_one_by_one(self, tx: Transaction, units: Sequence[Unit]) -> list[Durable | Refused]:
-        """The careful way: a savepoint for each unit, so that one that fails takes nothing along."""
+        """The careful way: a savepoint for each unit, so that one that fails takes nothing
+        along.
+        """
         self._careful_batches += 1
         db = self._connection
         db.execute("ROLLBACK")
@@ -251,7 +269,7 @@ class SqliteEngine:
         return Durable(tx.commit_seq, heads=tx.heads)
 
     @staticmethod
-    def _heads_now(tx: Transaction, guards: tuple[Guard, ...]) -> tuple[object, ...]:
+    def _heads_now(tx: Transaction, guards: tuple[Guard, ...]) -> tuple[Head, ...]:
         """For a unit that was there before: where its sessions stand today."""
         found = (tx.session(g.session_id) for g in guards if g.session_id is not None)
         return tuple(session.head for session in found if session is not None)
@@ -266,7 +284,9 @@ class SqliteEngine:
             raise error
 
     def _roll_back(self) -> None:
-        """Leave no transaction open. What this can't do, `reopen` does by closing the connection."""
+        """Leave no transaction open. What this can't do, `reopen` does by closing the
+        connection.
+        """
         self._transaction.forget()
         self._transaction.route_writes = 0
         if self._db is not None and self._db.in_transaction:
@@ -283,7 +303,7 @@ class SqliteEngine:
         if free < self._settings.free_bytes_min:
             raise LowSpaceError(self._name, free, self._settings.free_bytes_min)
 
-    # Reading, upkeep, closing -------------------------------------------------------------------
+    # Reading, upkeep, closing ----------------------------------------------------------------
 
     def reading(self) -> AbstractContextManager[SqliteReader]:
         return self._readers.reading()
@@ -293,7 +313,9 @@ class SqliteEngine:
         return apsw.SQLITE_OK
 
     def maintain(self, *, idle: bool) -> bool:
-        """Copy the log into the file: a slice when there is nothing else to do, or when it has grown long."""
+        """Copy the log into the file: a slice when there is nothing else to do, or when it has
+        grown long.
+        """
         limit = self._settings.wal_pages_checkpoint * (1 if idle else 16)
         if not self._durable or self._db is None or self._wal_pages < limit:
             return False

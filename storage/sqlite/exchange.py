@@ -1,8 +1,9 @@
-"""Handlers for what leaves and what is waited for: deliveries, effects, questions, timers; and for blobs.
+"""Handlers for what leaves and what is waited for: deliveries, effects, questions, timers; and
+for blobs.
 
-Keeps: an attempt of a delivery or effect begins once and only after the one before; a question's first answer
-stands; a timer fires or is cancelled, once; a message refers only to blobs whose pieces are all there, and a
-blob that is referred to is not dropped.
+Keeps: an attempt of a delivery or effect begins once and only after the one before; a
+question's first answer stands; a timer fires or is cancelled, once; a message refers only to
+blobs whose pieces are all there, and a blob that is referred to is not dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .rows import canonical, to_json
 from .transaction import Transaction, refuse
 from .turns import remembers, with_step
 
-# Deliveries ----------------------------------------------------------------------------------------
+# Deliveries ----------------------------------------------------------------------------------
 
 
 def _as_posted(command: PostDelivery) -> tuple[Any, ...]:
@@ -65,14 +66,16 @@ def _post_delivery(tx: Transaction, command: PostDelivery) -> None:
     session = None if command.session_id is None else tx.stored_session(command.session_id).n
     key, source, target, body, uid, at_ms = _as_posted(command)
     tx.change(
-        "INSERT INTO deliveries (id, key, source, target, body, turn, session, message_uid, state, attempt, "
+        "INSERT INTO deliveries (id, key, source, target, body, turn, session, message_uid, "
+        "state, attempt, "
         "posted_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0, ?)",
         (command.delivery_id, key, source, target, body, turn, session, uid, at_ms),
     )
 
 
 _SELECT_MARKED = (
-    "SELECT n, state, attempt, history, error, platform_id, next_ms, marked_ms FROM deliveries WHERE id = ?"
+    "SELECT n, state, attempt, history, error, platform_id, next_ms, marked_ms "
+    "FROM deliveries WHERE id = ?"
 )
 # Which state may follow which, within one attempt. `sending` opens the next attempt instead.
 _NEXT_DELIVERY = {
@@ -87,7 +90,7 @@ def _delivery_marked(tx: Transaction, command: MarkDelivery) -> bool:
         return False
     _, state, attempt, history, *content = row
     if command.state == "sending":
-        return attempt >= command.attempt
+        return bool(attempt >= command.attempt)
     given = [command.error, command.platform_id, command.next_ms, command.at_ms]
     if (attempt, state) == (command.attempt, command.state) and content == given:
         return True
@@ -124,7 +127,7 @@ def _mark_delivery(tx: Transaction, command: MarkDelivery) -> None:
     )
 
 
-# Effects -------------------------------------------------------------------------------------------
+# Effects -------------------------------------------------------------------------------------
 
 _SELECT_EFFECT = (
     "SELECT effect_id, tool, digest, state, attempt, result, history, finished_ms FROM effects "
@@ -149,7 +152,8 @@ def _effect_begun(tx: Transaction, command: BeginEffect) -> bool:
 def _session_of_turn_deleted(tx: Transaction, turn_id: str) -> bool:
     """Effects and questions of a deleted session went with it."""
     row = tx.one(
-        "SELECT s.deleted FROM turns t JOIN sessions s ON s.n = t.session WHERE t.id = ?", (turn_id,)
+        "SELECT s.deleted FROM turns t JOIN sessions s ON s.n = t.session WHERE t.id = ?",
+        (turn_id,),
     )
     return row == (1,)
 
@@ -182,7 +186,8 @@ def _begin_effect(tx: Transaction, command: BeginEffect) -> None:
     if state != "begun":
         history = with_step(history, attempt, state, [result, finished_ms])
     tx.change(
-        "UPDATE effects SET state = 'begun', attempt = ?, result = NULL, history = ?, begun_ms = ?, "
+        "UPDATE effects SET state = 'begun', attempt = ?, result = NULL, history = ?, begun_ms = "
+        "?, "
         "finished_ms = NULL WHERE turn = ? AND effect_key = ?",
         (command.attempt, history, command.at_ms, turn, command.effect_key),
     )
@@ -230,7 +235,7 @@ def _finish_effect(tx: Transaction, command: FinishEffect) -> None:
     )
 
 
-# Questions -----------------------------------------------------------------------------------------
+# Questions -----------------------------------------------------------------------------------
 
 
 def _as_asked(command: AskQuestion) -> tuple[Any, ...]:
@@ -259,14 +264,16 @@ def _ask_question(tx: Transaction, command: AskQuestion) -> None:
     turn = tx.stored_turn(command.turn_id)
     _, question, choices, expires_ms, at_ms = _as_asked(command)
     tx.change(
-        "INSERT INTO questions (key, question_key, turn, question, choices, state, asked_ms, expires_ms) "
+        "INSERT INTO questions (key, question_key, turn, question, choices, state, asked_ms, "
+        "expires_ms) "
         "VALUES (?, ?, ?, ?, ?, 'open', ?, ?)",
         (command.key, command.question_key, turn, question, choices, at_ms, expires_ms),
     )
 
 
 _SELECT_ANSWER = (
-    "SELECT state, answer, answered_by, answered_ms FROM questions WHERE key = ? AND question_key = ?"
+    "SELECT state, answer, answered_by, answered_ms FROM questions "
+    "WHERE key = ? AND question_key = ?"
 )
 
 
@@ -296,7 +303,7 @@ def _answer_question(tx: Transaction, command: AnswerQuestion) -> None:
     )
 
 
-# Timers --------------------------------------------------------------------------------------------
+# Timers --------------------------------------------------------------------------------------
 
 
 def _as_set(command: SetTimer) -> tuple[Any, ...]:
@@ -340,7 +347,7 @@ def _resolve_timer(tx: Transaction, command: ResolveTimer) -> None:
     )
 
 
-# Blobs ---------------------------------------------------------------------------------------------
+# Blobs ---------------------------------------------------------------------------------------
 
 
 def _chunk_put(tx: Transaction, command: PutChunk) -> bool:
@@ -389,7 +396,8 @@ def _seal_blob(tx: Transaction, command: SealBlob) -> None:
     if stored != (command.chunk_count, command.size_bytes, command.chunk_count - 1):
         refuse("missing", f"a piece of blob {command.blob_id}", stored=json.dumps(stored))
     tx.change(
-        "UPDATE blobs SET size_bytes = ?, chunk_count = ?, media_type = ?, sealed_ms = ? WHERE n = ?",
+        "UPDATE blobs SET size_bytes = ?, chunk_count = ?, media_type = ?, sealed_ms = ? WHERE n "
+        "= ?",
         (command.size_bytes, command.chunk_count, command.media_type, command.at_ms, row[0]),
     )
 

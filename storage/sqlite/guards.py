@@ -27,7 +27,8 @@ def _check(tx: Transaction, guard: Guard, unit: Unit) -> None:
         return
     session = tx.session(guard.session_id)
     if session is not None and session.end_kind is not None and not _reopens(unit, guard):
-        # A parent that was rotated away names its tip, so that a late write can follow the conversation.
+        # A parent that was rotated away names its tip, so that a late write can follow the
+        # conversation.
         if session.end_kind == "rotation":
             refuse("ended", session.id, stored=f"compression; continued as {tip_of(tx, session)}")
         refuse("ended", session.id, stored=session.end_reason)

@@ -1,16 +1,18 @@
 """How a command is recognised and applied: the two functions each command has, in one table.
 
-`applied(tx, command)` answers whether the command is stored exactly as given, looking only at what was given,
-never at what changed later. `apply(tx, command)` changes the database, or leaves by `refuse`. The engine asks
-the first for every command of a unit, checks the guards if any is new, then calls the second for the new ones.
+`applied(tx, command)` answers whether the command is stored exactly as given, looking only at what
+was given, never at what changed later. `apply(tx, command)` changes the database, or leaves by
+`refuse`. The engine asks the first for every command of a unit, checks the guards if any is new,
+then calls the second for the new ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..commands import Command
     from .transaction import Transaction
 

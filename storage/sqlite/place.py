@@ -1,8 +1,9 @@
 """The place a database lives in: its file, its lock, its file system.
 
-Keeps: the file is created with mode 0600 and its directory entry is synced; one lock file, held for life by
-`flock`, lets one process write; a network file system is refused. The database file itself is never opened
-here once it exists: closing such a descriptor would drop the locks that SQLite holds on it.
+Keeps: the file is created with mode 0600 and its directory entry is synced; one lock file, held for
+life by `flock`, lets one process write; a network file system is refused. The database file itself
+is never opened here once it exists: closing such a descriptor would drop the locks that SQLite
+holds on it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,29 @@ if TYPE_CHECKING:
 
 # Names as the kernel's mount table has them. Locks or syncs on these can't be trusted.
 NETWORK_FILE_SYSTEMS = frozenset(
-    "9p afs beegfs ceph cifs coda fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs gfs gfs2 glusterfs "
-    "lustre ncpfs nfs nfs4 ocfs2 orangefs smb3 smbfs".split()
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "coda",
+        "fuse.glusterfs",
+        "fuse.rclone",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "gfs",
+        "gfs2",
+        "glusterfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "orangefs",
+        "smb3",
+        "smbfs",
+    ]
 )
 
 
@@ -47,7 +69,9 @@ class Place:
         return numbers.f_bavail * numbers.f_frsize
 
     def release(self) -> None:
-        """Give the lock back. The lock file stays: removing it would let two processes lock two files."""
+        """Give the lock back. The lock file stays: removing it would let two processes lock two
+        files.
+        """
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -81,7 +105,9 @@ def _take_lock(path: Path, clock: Clock) -> int:
         lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise OpenError(
-            str(path), f"its lock file can't be opened: {error}", hint="check the folder's permissions"
+            str(path),
+            f"its lock file can't be opened: {error}",
+            hint="check the folder's permissions",
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +125,10 @@ def _take_lock(path: Path, clock: Clock) -> int:
 def _read_holder(lock: int) -> Holder | None:
     try:
         return msgspec.json.decode(os.pread(lock, 4096, 0), type=Holder)
-    except (OSError, msgspec.DecodeError):  # the holder is just writing it, or it is not ours to read
+    except (
+        OSError,
+        msgspec.DecodeError,
+    ):  # the holder is just writing it, or it is not ours to read
         return None
 
 

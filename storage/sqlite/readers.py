@@ -1,13 +1,13 @@
 """Read connections: a few, shared by all threads, and out of the way when the engine must reopen.
 
-Keeps: at most `readers_max` connections; a reader sees one snapshot for as long as it is held; no connection
-is open between `suspend` and `resume`. A connection that raised is closed, not handed on.
+Keeps: at most `readers_max` connections; a reader sees one snapshot for as long as it is held; no
+connection is open between `suspend` and `resume`. A connection that raised is closed, not handed
+on.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from ..errors import EngineClosedError, StorageUnavailableError
 from .views import SqliteReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     import apsw
 
 SUSPEND_TIMEOUT_S = 5.0  # a read takes a second at most; what takes longer is interrupted
@@ -33,7 +35,7 @@ class Readers:
         self._closed = False
 
     @contextmanager
-    def reading(self) -> Iterator[SqliteReader]:
+    def reading(self) -> Generator[SqliteReader]:
         """One snapshot, held until the block ends."""
         db = self._take()
         try:
@@ -66,7 +68,7 @@ class Readers:
             if usable and not self._suspended and not self._closed:
                 self._idle.append(db)
             else:
-                db.close(True)
+                db.close(force=True)
             self._condition.notify_all()
 
     def suspend(self) -> None:
@@ -74,7 +76,7 @@ class Readers:
         with self._condition:
             self._suspended = True
             for db in self._idle:
-                db.close(True)
+                db.close(force=True)
             self._idle.clear()
             if not self._condition.wait_for(lambda: not self._busy, SUSPEND_TIMEOUT_S):
                 for db in self._busy:

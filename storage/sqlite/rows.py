@@ -1,22 +1,23 @@
 """Messages to rows and back, exactly.
 
-What most messages have is in columns; the rest (`Details`) is one JSON text, NULL when there is none. Two
-contents are equal when their canonical forms are: `1`, `1.0` and `true` are three different contents, and the
-order of an object's members is none.
+What most messages have is in columns; the rest (`Details`) is one JSON text, NULL when there is
+none. Two contents are equal when their canonical forms are: `1`, `1.0` and `true` are three
+different contents, and the order of an object's members is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..identity import BlobId, Seq, SessionId, TurnId, Uid
-from ..records import Draft, JsonObject, Message, MessageState, Record, ToolCall, Tokens
+from ..records import Draft, JsonObject, Message, MessageState, Record, Tokens, ToolCall
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from apsw import SQLiteValue
 
 STATES: tuple[MessageState, ...] = ("active", "summarised", "rewound")
@@ -166,8 +167,10 @@ def message_of(row: tuple[Any, ...], *, damaged: bool = False) -> Message:
 
 
 def mended_message_of(row: tuple[Any, ...]) -> Message:
-    """A row read raw, because its text is not valid UTF-8: shown with replacement characters and marked."""
-    readable = list(row)
+    """A row read raw, because its text is not valid UTF-8: shown with replacement characters and
+    marked.
+    """
+    readable: list[Any] = list(row)
     damaged = False
     for column in (9, 10, 11):
         raw = readable[column]

@@ -1,17 +1,17 @@
 """The tables, and how an older file becomes a current one.
 
-Owns the schema version (`PRAGMA user_version`) and the application id that marks a file as ours. Migrations
-go forward only, one transaction each, in order; the first makes an empty file current. A migration that was
-released is never edited: a change is a new entry at the end. A file that is newer than this code, or not
-ours, is refused and not touched.
+Owns the schema version (`PRAGMA user_version`) and the application id that marks a file as
+ours. Migrations go forward only, one transaction each, in order; the first makes an empty file
+current. A migration that was released is never edited: a change is a new entry at the end. A
+file that is newer than this code, or not ours, is refused and not touched.
 
 `docs/schema.md` is this page for people with a SQL shell; a test compares the two.
 
 Choices that cost or save bytes on every message:
 - sessions and turns are referred to by row number, uids are 16 bytes;
 - what most messages don't have shares one JSON column, `details`, which is NULL for plain text;
-- what changes with every append lives in `heads`, a narrow table: an append rewrites 40 bytes, not a
-  session's whole row;
+- what changes with every append lives in `heads`, a narrow table: an append rewrites 40 bytes,
+  not a session's whole row;
 - a row's `state` and `kind` are small numbers, whose zero takes no space.
 """
 
@@ -51,7 +51,7 @@ CREATE TABLE routes (
   compression_version   INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE changes (                -- one row for each value that was set: who re-sends is recognised
+CREATE TABLE changes (                -- one row for each value that was set
   scope        TEXT NOT NULL,         -- a session key or a session id
   aspect       TEXT NOT NULL,
   version      INTEGER NOT NULL,
@@ -104,7 +104,7 @@ CREATE TABLE heads (                  -- what an append changes of its session
   tool_call_count INTEGER NOT NULL,
   first_active    INTEGER NOT NULL,   -- no active row stands before this seq
   last_ms         INTEGER NOT NULL,
-  last_minute     INTEGER NOT NULL    -- last_ms in minutes: an index on it moves once a minute at most
+  last_minute     INTEGER NOT NULL    -- last_ms in minutes, so that its index rests
 ) STRICT;
 CREATE INDEX heads_recent ON heads (last_minute, session);
 
@@ -129,7 +129,7 @@ CREATE TABLE messages (
   session       INTEGER NOT NULL REFERENCES sessions (n),
   seq           INTEGER NOT NULL,
   uid           BLOB NOT NULL CHECK (length(uid) = 16),
-  turn          INTEGER,              -- turns.n; not a foreign key, which would need an index here
+  turn          INTEGER,              -- turns.n; a foreign key would need an index
   role          TEXT NOT NULL,
   state         INTEGER NOT NULL,     -- 0 active, 1 summarised, 2 rewound
   carried       INTEGER NOT NULL,
@@ -153,7 +153,7 @@ CREATE TABLE rewinds (
   kind         TEXT NOT NULL CHECK (kind IN ('rewind', 'restore')),
   to_seq       INTEGER NOT NULL,
   next_seq     INTEGER NOT NULL,
-  changed      TEXT NOT NULL,         -- JSON: [first seq, last seq, state before, summarised_by before]
+  changed      TEXT NOT NULL,         -- JSON: [first, last, state, summarised_by] before
   at_ms        INTEGER NOT NULL,
   PRIMARY KEY (session, revision)
 ) STRICT, WITHOUT ROWID;
@@ -303,7 +303,9 @@ def check_ours(db: apsw.Connection, path: str) -> int:
 
 
 def migrate(db: apsw.Connection, path: str, now_ms: int) -> int:
-    """Bring the file to the current version, one transaction a step; returns the version it had."""
+    """Bring the file to the current version, one transaction a step; returns the version it
+    had.
+    """
     stored = check_ours(db, path)
     for version in range(stored, VERSION):
         with db:
@@ -312,7 +314,8 @@ def migrate(db: apsw.Connection, path: str, now_ms: int) -> int:
                 db.execute("INSERT INTO pen VALUES (1, 0, 0, ?)", (now_ms,))
                 # A new database has no rotations from before our time: contract G1.
                 db.execute("INSERT INTO marks VALUES ('finalize_orphaned_rotations', 'new')")
-            # Version and contents move in one transaction: a crash leaves the step done or not begun.
+            # Version and contents move in one transaction: a crash leaves the step done or not
+            # begun.
             db.pragma("application_id", APPLICATION_ID)
             db.pragma("user_version", version + 1)
     return stored

@@ -1,14 +1,14 @@
 """Handlers for keys and sessions: routes, incarnations, titles, flags, ends, deletion.
 
-Keeps: a session id stands in at most one route; a route never names a session that was rotated away; titles
-are unique; an end is set once, except that a boundary replaces a suspension. Every value that is set leaves a
-row in `changes` under the version it made.
+Keeps: a session id stands in at most one route; a route never names a session that was rotated
+away; titles are unique; an end is set once, except that a boundary replaces a suspension. Every
+value that is set leaves a row in `changes` under the version it made.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..commands import (
     CountUselessCompressions,
@@ -25,16 +25,18 @@ from ..commands import (
     SetRoute,
     SetTitle,
 )
-from ..identity import SessionId, SessionKey
 from .handlers import Handler, Handlers
 from .rows import to_json
 from .transaction import RouteState, SessionState, Transaction, refuse
+
+if TYPE_CHECKING:
+    from ..identity import SessionId, SessionKey
 
 TITLE_LENGTH_MAX = 100
 _NUMBERED = re.compile(r"^(.*) #([1-9][0-9]{0,8})$", re.DOTALL)
 
 
-# Values with a version -----------------------------------------------------------------------------
+# Values with a version -----------------------------------------------------------------------
 
 
 def _expect(versions: dict[str, int], aspect: str, scope: str, replaces: int) -> int:
@@ -45,7 +47,9 @@ def _expect(versions: dict[str, int], aspect: str, scope: str, replaces: int) ->
     return replaces + 1
 
 
-def _set_on_session(tx: Transaction, command: Any, aspect: str, assignments: str, *values: Any) -> None:
+def _set_on_session(
+    tx: Transaction, command: Any, aspect: str, assignments: str, *values: Any
+) -> None:
     """Set columns of a session under a version of theirs."""
     session = tx.stored_session(command.session_id)
     version = _expect(session.versions, aspect, session.id, command.replaces)
@@ -57,7 +61,9 @@ def _set_on_session(tx: Transaction, command: Any, aspect: str, assignments: str
     tx.touch(session)
 
 
-def _set_on_route(tx: Transaction, command: Any, aspect: str, assignments: str, *values: Any) -> None:
+def _set_on_route(
+    tx: Transaction, command: Any, aspect: str, assignments: str, *values: Any
+) -> None:
     """Set columns of a key under a version of theirs."""
     route = _stored_route(tx, command.key)
     version = _expect(route.versions, aspect, route.key, command.replaces)
@@ -82,7 +88,7 @@ def _route_value(aspect: str) -> Any:
     return applied
 
 
-# Keys ----------------------------------------------------------------------------------------------
+# Keys ----------------------------------------------------------------------------------------
 
 
 def _stored_route(tx: Transaction, key: SessionKey) -> RouteState:
@@ -169,7 +175,7 @@ def _count_useless(tx: Transaction, command: CountUselessCompressions) -> None:
     _set_on_route(tx, command, "compression", "useless_compressions = ?", command.count)
 
 
-# Sessions ------------------------------------------------------------------------------------------
+# Sessions ------------------------------------------------------------------------------------
 
 
 def _session_created(tx: Transaction, command: CreateSession) -> bool:
@@ -268,7 +274,7 @@ def _reopen_session(tx: Transaction, command: ReopenSession) -> None:
     session.end_kind = session.end_reason = None
 
 
-# Deletion ------------------------------------------------------------------------------------------
+# Deletion ------------------------------------------------------------------------------------
 
 
 def _session_deleted(tx: Transaction, command: DeleteSession) -> bool:
@@ -294,7 +300,8 @@ def _delete_session(tx: Transaction, command: DeleteSession) -> None:
         ("questions", f"turn IN {turns}"),
     ):
         tx.change(f"DELETE FROM {table} WHERE {rows}", n)
-    # Turns and inbox rows stay, without text, so that a repeated inbound message is still recognised.
+    # Turns and inbox rows stay, without text, so that a repeated inbound message is still
+    # recognised.
     tx.change(
         "UPDATE turns SET outcome = CASE WHEN outcome IS NULL THEN NULL "
         "ELSE json_object('kind', outcome ->> 'kind') END WHERE session = ?",
@@ -303,13 +310,15 @@ def _delete_session(tx: Transaction, command: DeleteSession) -> None:
     tx.change(f"UPDATE inbox SET body = NULL WHERE turn IN {turns}", n)
     tx.change(f"UPDATE dead_letters SET reason = '' WHERE turn IN {turns}", n)
     tx.change(
-        "UPDATE sessions SET deleted = 1, title = NULL, title_origin = NULL, user = NULL, meta = NULL, "
+        "UPDATE sessions SET deleted = 1, title = NULL, title_origin = NULL, user = NULL, meta = "
+        "NULL, "
         "ended_ms = coalesce(ended_ms, ?), end_reason = coalesce(end_reason, 'deleted'), "
         "end_kind = coalesce(end_kind, 'boundary') WHERE n = ?",
         (command.at_ms, session.n),
     )
     tx.change(
-        "UPDATE heads SET message_count = 0, active_count = 0, active_bytes = 0, tool_call_count = 0 "
+        "UPDATE heads SET message_count = 0, active_count = 0, active_bytes = 0, tool_call_count "
+        "= 0 "
         "WHERE session = ?",
         n,
     )
@@ -317,7 +326,9 @@ def _delete_session(tx: Transaction, command: DeleteSession) -> None:
 
 
 def _give_originals_away(tx: Transaction, session: SessionState) -> None:
-    """Carried copies of the session's own messages: the oldest copy of each becomes the original."""
+    """Carried copies of the session's own messages: the oldest copy of each becomes the
+    original.
+    """
     heirs = tx.all(
         "SELECT min(c.n), c.uid FROM messages o JOIN messages c ON c.uid = o.uid AND c.carried = 1 "
         "WHERE o.session = ? AND o.carried = 0 AND c.session <> o.session GROUP BY c.uid",
@@ -328,7 +339,8 @@ def _give_originals_away(tx: Transaction, session: SessionState) -> None:
         tx.change("DELETE FROM messages WHERE session = ? AND uid = ?", (session.n, uid))
         tx.change("UPDATE messages SET carried = 0 WHERE n = ?", (n,))
         tx.change(
-            "UPDATE heads SET message_count = message_count + (SELECT kind <> 1 FROM messages WHERE n = ?), "
+            "UPDATE heads SET message_count = message_count + (SELECT kind <> 1 FROM messages "
+            "WHERE n = ?), "
             "tool_call_count = tool_call_count + (SELECT coalesce(json_array_length(details, "
             "'$.tool_calls'), 0) FROM messages WHERE n = ?) "
             "WHERE session = (SELECT session FROM messages WHERE n = ?)",
@@ -353,7 +365,7 @@ def _publish_session(tx: Transaction, command: PublishSession) -> None:
     tx.touch(session)
 
 
-# Marks ---------------------------------------------------------------------------------------------
+# Marks ---------------------------------------------------------------------------------------
 
 
 def _mark_set(tx: Transaction, command: SetMark) -> bool:

@@ -1,12 +1,13 @@
 """One batch under way: what the command handlers read and change.
 
-Owns the write connection's cursor between begin and commit, a write-through cache of routes and session heads,
-and the message rows and heads that are written in bulk at the end. Only one engine writes, and every batch
-checks the epoch first, so the cache can't be stale; it is dropped after anything went wrong.
+Owns the write connection's cursor between begin and commit, a write-through cache of routes and
+session heads, and the message rows and heads that are written in bulk at the end. Only one
+engine writes, and every batch checks the epoch first, so the cache can't be stale; it is
+dropped after anything went wrong.
 
-Handlers check before they change, and every change goes through `change`, `add_message` or `touch`: so
-`changed` tells whether a refused unit has already left something behind. Handlers must not commit, roll back
-or open savepoints.
+Handlers check before they change, and every change goes through `change`, `add_message` or
+`touch`: so `changed` tells whether a refused unit has already left something behind. Handlers
+must not commit, roll back or open savepoints.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ if TYPE_CHECKING:
 CACHE_SIZE_MAX = 20_000  # routes or heads; about 10 MB each when full
 
 _INSERT_MESSAGE = (
-    "INSERT INTO messages (session, seq, uid, turn, role, state, carried, kind, created_ms, user, text, "
+    "INSERT INTO messages (session, seq, uid, turn, role, state, carried, kind, created_ms, user, "
+    "text, "
     "details, covers_first, covers_last, summarised_by) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 )
 _UPDATE_HEAD = (
-    "UPDATE heads SET next_seq = ?, revision = ?, message_count = ?, active_count = ?, active_bytes = ?, "
+    "UPDATE heads SET next_seq = ?, revision = ?, message_count = ?, active_count = ?, "
+    "active_bytes = ?, "
     "tool_call_count = ?, first_active = ?, last_ms = ? WHERE session = ?"
 )
 
 
-class Refusal(Exception):  # noqa: N818 - not an error: it carries a receipt out of the handlers
+class Refusal(Exception):
     """A unit can't be applied; `refused` says why."""
 
     def __init__(self, refused: Refused) -> None:
@@ -113,8 +116,8 @@ class SessionState:
 
 
 _SELECT_SESSION = """
-SELECT s.n, s.id, s.key, s.parent, s.end_kind, s.end_reason, s.deleted, s.hidden, s.title, s.title_origin,
-       s.title_version, s.end_version, s.flags_version, s.details_version,
+SELECT s.n, s.id, s.key, s.parent, s.end_kind, s.end_reason, s.deleted, s.hidden, s.title,
+       s.title_origin, s.title_version, s.end_version, s.flags_version, s.details_version,
        h.next_seq, h.revision, h.message_count, h.active_count, h.active_bytes, h.tool_call_count,
        h.first_active, h.last_ms, h.last_minute
 FROM sessions s JOIN heads h ON h.session = s.n WHERE s.id = ?"""
@@ -135,7 +138,7 @@ class Transaction:
         self.commit_seq = 0
         self.route_writes = 0
 
-    # Reading ------------------------------------------------------------------------------------
+    # Reading ---------------------------------------------------------------------------------
 
     def one(self, sql: str, parameters: tuple[SQLiteValue, ...] = ()) -> tuple[Any, ...] | None:
         """The first row, or none. Message rows still in memory are not seen: `flush` first."""
@@ -197,7 +200,7 @@ class Transaction:
             refuse("missing", f"turn {turn_id}")
         return n
 
-    # Changing -----------------------------------------------------------------------------------
+    # Changing --------------------------------------------------------------------------------
 
     def change(self, sql: str, parameters: tuple[SQLiteValue, ...] = ()) -> None:
         self.changes += 1
@@ -239,7 +242,7 @@ class Transaction:
     def remember_turn(self, turn_id: TurnId, n: int) -> None:
         self._turns[turn_id] = n
 
-    # Values that are set: one row of `changes` each, so that a re-sent command is recognised -------
+    # Values that are set: one row of `changes` each, so that a re-sent command is recognised -
 
     def was_set(self, scope: str, aspect: str, version: int, command: Any) -> bool:
         """Whether this very command made this version."""
@@ -255,7 +258,7 @@ class Transaction:
             (scope, aspect, version, digest(command), at_ms),
         )
 
-    # The batch ----------------------------------------------------------------------------------
+    # The batch -------------------------------------------------------------------------------
 
     def begin_unit(self) -> None:
         self._heads = {}
@@ -303,7 +306,9 @@ class Transaction:
                 )
 
     def forget(self, session_id: SessionId | None = None) -> None:
-        """Drop the cached state of one session, or of everything, after it was changed or undone by SQL."""
+        """Drop the cached state of one session, or of everything, after it was changed or
+        undone by SQL.
+        """
         if session_id is not None:
             self._sessions.pop(session_id, None)
             return

@@ -1,9 +1,10 @@
 """Handlers for transcripts: append, rotate, compact, rewind, restore, branch, erase, stage.
 
-Keeps: seqs of a session are 0, 1, 2, … without gap or repeat and never change; each applied command moves the
-revision by one; counters move with the rows they count; a rotation is one transaction with everything it
-moves. Where a row stands when the transcript is read is its *place*: its own seq, or the end of the range that
-it covers if it is a summary written in place.
+Keeps: seqs of a session are 0, 1, 2, … without gap or repeat and never change; each applied
+command moves the revision by one; counters move with the rows they count; a rotation is one
+transaction with everything it moves. Where a row stands when the transcript is read is its
+*place*: its own seq, or the end of the range that it covers if it is a summary written in
+place.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ PLACE = "coalesce(covers_last, seq)"
 SIZE = "(coalesce(octet_length(text), 0) + coalesce(octet_length(details), 0))"
 
 
-# Append --------------------------------------------------------------------------------------------
+# Append --------------------------------------------------------------------------------------
 
 
 def _stored_as_given(
@@ -52,7 +53,9 @@ def _stored_as_given(
 ) -> bool:
     if base_seq + len(drafts) > session.next_seq:
         return False
-    if session.deleted:  # the rows are gone on purpose; the tombstone's next seq says they were there
+    if (
+        session.deleted
+    ):  # the rows are gone on purpose; the tombstone's next seq says they were there
         return True
     tx.flush_messages()
     rows = tx.all(
@@ -146,7 +149,7 @@ def _use_blobs(tx: Transaction, session: SessionState, seq: int, draft: Draft) -
         tx.change("INSERT INTO blob_uses VALUES (?, ?, ?)", (row[0], session.n, seq))
 
 
-# Rotation and branching ----------------------------------------------------------------------------
+# Rotation and branching ----------------------------------------------------------------------
 
 
 def _child_made(tx: Transaction, command: Rotate | Branch) -> bool:
@@ -239,7 +242,9 @@ def _check_gain(
 def _make_child(
     tx: Transaction, parent: SessionState, command: Rotate | Branch, edge: str
 ) -> SessionState:
-    """The child's row: what describes the conversation follows it, the title with its next number."""
+    """The child's row: what describes the conversation follows it, the title with its next
+    number.
+    """
     row = tx.one("SELECT source, user, model, meta FROM sessions WHERE n = ?", (parent.n,))
     assert row is not None
     title = next_title(tx, parent.title) if parent.title is not None else None
@@ -264,10 +269,14 @@ def _make_child(
 def _carry(
     tx: Transaction, parent: SessionState, child: SessionState, which: str, value: Any
 ) -> None:
-    """Copy active rows of the parent, in the order of its transcript, behind what the child has."""
+    """Copy active rows of the parent, in the order of its transcript, behind what the child
+    has.
+    """
     tx.change(
-        "INSERT INTO messages (session, seq, uid, turn, role, state, carried, kind, created_ms, user, text, "
-        "details) SELECT ?, ? + row_number() OVER (ORDER BY place, seq) - 1, uid, turn, role, 0, 1, kind, "
+        "INSERT INTO messages (session, seq, uid, turn, role, state, carried, kind, created_ms, "
+        "user, text, "
+        "details) SELECT ?, ? + row_number() OVER (ORDER BY place, seq) - 1, uid, turn, role, 0, "
+        "1, kind, "
         f"created_ms, user, text, details FROM (SELECT *, {PLACE} AS place FROM messages "
         f"WHERE session = ? AND state = 0 AND {which}) ORDER BY place, seq",
         (child.n, child.next_seq, parent.n, value),
@@ -300,7 +309,7 @@ def _branch(tx: Transaction, command: Branch) -> None:
     move_route(tx, command.key, command.child_id, command.replaces, command)
 
 
-# Compaction in place -------------------------------------------------------------------------------
+# Compaction in place -------------------------------------------------------------------------
 
 
 def _compacted(tx: Transaction, command: Compact) -> bool:
@@ -344,7 +353,9 @@ def _compact(tx: Transaction, command: Compact) -> None:
         f"UPDATE messages SET state = {SUMMARISED}, summarised_by = ? WHERE {covered}",
         (command.base_seq, *scope),
     )
-    tx.change("UPDATE sessions SET compaction_count = compaction_count + 1 WHERE n = ?", (session.n,))
+    tx.change(
+        "UPDATE sessions SET compaction_count = compaction_count + 1 WHERE n = ?", (session.n,)
+    )
     session.active_count -= count
     session.active_bytes -= size
     _add(tx, session, command.summary, kind=SUMMARY, covers=(command.first_seq, command.last_seq))
@@ -358,7 +369,7 @@ def _find_first_active(tx: Transaction, session: SessionState) -> None:
     session.first_active = row[0] if row is not None and row[0] is not None else session.next_seq
 
 
-# Rewind and restore --------------------------------------------------------------------------------
+# Rewind and restore --------------------------------------------------------------------------
 
 
 def _rewound(tx: Transaction, command: Rewind | Restore) -> bool:
@@ -384,7 +395,9 @@ def _expect_revision(session: SessionState, replaces: int) -> None:
 
 
 def _rewind(tx: Transaction, command: Rewind) -> None:
-    """Rows at or after the point go; rows before it come back if the summary that covered them goes."""
+    """Rows at or after the point go; rows before it come back if the summary that covered them
+    goes.
+    """
     session = tx.stored_session(command.session_id)
     _expect_revision(session, command.replaces)
     tx.flush()
@@ -395,7 +408,8 @@ def _rewind(tx: Transaction, command: Rewind) -> None:
     )
     gone_seqs = json.dumps([seq for seq, _, _ in gone])
     back = tx.all(
-        f"SELECT seq, state, summarised_by FROM messages WHERE session = ? AND state = {SUMMARISED} "
+        "SELECT seq, state, summarised_by FROM messages WHERE session = ? AND state = "
+        f"{SUMMARISED} "
         f"AND {PLACE} < ? AND summarised_by IN (SELECT value FROM json_each(?))",
         (session.n, command.to_seq, gone_seqs),
     )
@@ -457,7 +471,8 @@ def _restore(tx: Transaction, command: Restore) -> None:
         "SELECT kind, to_seq, next_seq, changed FROM rewinds WHERE session = ? AND revision = ?",
         (session.n, session.revision),
     )
-    # The rewind must be the last thing that happened: what came after it would be torn from its context.
+    # The rewind must be the last thing that happened: what came after it would be torn from its
+    # context.
     if row is None or row[0] != "rewind":
         refuse("stale", f"rewind of {session.id}", given=command.replaces)
     _, to_seq, next_seq, changed = row
@@ -473,7 +488,8 @@ def _restore(tx: Transaction, command: Restore) -> None:
         )
     for first, last, state, summarised_by in json.loads(changed):
         tx.change(
-            "UPDATE messages SET state = ?, summarised_by = ? WHERE session = ? AND seq BETWEEN ? AND ?",
+            "UPDATE messages SET state = ?, summarised_by = ? WHERE session = ? AND seq BETWEEN ? "
+            "AND ?",
             (state, summarised_by, session.n, first, last),
         )
     _recount_active(tx, session)
@@ -484,7 +500,7 @@ def _restore(tx: Transaction, command: Restore) -> None:
     )
 
 
-# Erasing and staging -------------------------------------------------------------------------------
+# Erasing and staging -------------------------------------------------------------------------
 
 
 def _erased(tx: Transaction, command: EraseMessages) -> bool:
@@ -528,7 +544,9 @@ def _staged(tx: Transaction, command: StageMessages) -> bool:
 def _stage(tx: Transaction, command: StageMessages) -> None:
     session = tx.stored_session(command.session_id)
     if not session.hidden:
-        refuse("invalid", "session", given="only a hidden session is staged; others are appended to")
+        refuse(
+            "invalid", "session", given="only a hidden session is staged; others are appended to"
+        )
     for message in command.messages:
         if message.seq != session.next_seq:
             refuse("broken_chain", session.id, session.next_seq, message.seq)

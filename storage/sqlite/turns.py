@@ -1,9 +1,9 @@
 """Handlers for turns, the inbox, dead letters and usage.
 
-Keeps: an attempt of a turn starts once, and only after the one before; a turn that has ended stays as it ended
-unless a further attempt starts; an inbound message is known by (source, inbound id) for as long as its row is
-kept. What an attempt came to before the next one began is kept in `history`, so that a re-sent command is
-recognised however late it comes.
+Keeps: an attempt of a turn starts once, and only after the one before; a turn that has ended stays
+as it ended unless a further attempt starts; an inbound message is known by (source, inbound id) for
+as long as its row is kept. What an attempt came to before the next one began is kept in `history`,
+so that a re-sent command is recognised however late it comes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..identity import TurnId
 
 
-# What came before, for state machines with attempts -------------------------------------------------
+# What came before, for state machines with attempts ----------------------------------------------
 
 
 def remembers(history: str | None, attempt: int, state: str, content: Any) -> bool:
@@ -51,7 +51,7 @@ def _step(attempt: int, state: str, content: Any) -> str:
     return f"{attempt} {state} {digest(content).hex()[:16]}"
 
 
-# Turns ---------------------------------------------------------------------------------------------
+# Turns -------------------------------------------------------------------------------------------
 
 _SELECT_TURN = (
     "SELECT t.n, t.state, t.attempt, t.outcome, t.history, t.started_ms, t.ended_ms, s.id "
@@ -87,8 +87,8 @@ def _turn_started(tx: Transaction, command: StartTurn) -> bool:
     if row is None:
         return False
     _, _, attempt, _, _, started_ms, _, _ = row
-    # Attempts follow each other, so a later one proves this one. The session is not compared: rotation
-    # moves a running turn to the child.
+    # Attempts follow each other, so a later one proves this one. The session is not compared:
+    # rotation moves a running turn to the child.
     return attempt > command.attempt or (attempt, started_ms) == (command.attempt, command.at_ms)
 
 
@@ -102,7 +102,8 @@ def _start_turn(tx: Transaction, command: StartTurn) -> None:
     elif state == "ended":
         history = with_step(history, attempt, "ended", [outcome, ended_ms])
     tx.change(
-        "UPDATE turns SET state = 'running', attempt = ?, session = ?, outcome = NULL, history = ?, "
+        "UPDATE turns SET state = 'running', attempt = ?, session = ?, outcome = NULL, history = "
+        "?, "
         "started_ms = ?, ended_ms = NULL WHERE n = ?",
         (command.attempt, session.n, history, command.at_ms, n),
     )
@@ -156,7 +157,7 @@ def _end_turn(tx: Transaction, command: EndTurn) -> None:
     )
 
 
-# The inbox -----------------------------------------------------------------------------------------
+# The inbox ---------------------------------------------------------------------------------------
 
 _SELECT_INBOX = (
     "SELECT i.key, t.id, i.disposition, i.digest, i.accepted_ms FROM inbox i "
@@ -227,7 +228,8 @@ def _prune_inbox(tx: Transaction, command: PruneInbox) -> None:
     if version != command.replaces:
         refuse("stale", "pruning of the inbox", stored=version, given=command.replaces)
     tx.change(
-        "DELETE FROM inbox WHERE (source, inbound_id) IN (SELECT i.source, i.inbound_id FROM inbox i "
+        "DELETE FROM inbox WHERE (source, inbound_id) IN (SELECT i.source, i.inbound_id FROM "
+        "inbox i "
         "JOIN turns t ON t.n = i.turn WHERE i.accepted_ms < ? AND t.state = 'ended' "
         "ORDER BY i.accepted_ms, i.source, i.inbound_id LIMIT ?)",
         (command.before_ms, command.limit),
@@ -235,7 +237,7 @@ def _prune_inbox(tx: Transaction, command: PruneInbox) -> None:
     tx.record_set("inbox", "pruned", version + 1, command, command.at_ms)
 
 
-# Dead letters --------------------------------------------------------------------------------------
+# Dead letters ------------------------------------------------------------------------------------
 
 
 def _dead_letter(tx: Transaction, turn_id: TurnId) -> tuple[Any, ...] | None:
@@ -253,7 +255,8 @@ def _set_aside_applied(tx: Transaction, command: SetAside) -> bool:
 def _set_aside(tx: Transaction, command: SetAside) -> None:
     turn = tx.stored_turn(command.turn_id)
     tx.change(
-        "INSERT INTO dead_letters VALUES (?, ?, ?, 'open', ?, NULL) ON CONFLICT (turn) DO UPDATE SET "
+        "INSERT INTO dead_letters VALUES (?, ?, ?, 'open', ?, NULL) ON CONFLICT (turn) DO UPDATE "
+        "SET "
         "reason = excluded.reason, tries = excluded.tries, state = 'open', at_ms = excluded.at_ms, "
         "resolved_ms = NULL",
         (turn, command.reason, command.tries, command.at_ms),
@@ -281,7 +284,7 @@ def _resolve_dead_letter(tx: Transaction, command: ResolveDeadLetter) -> None:
     )
 
 
-# Usage ---------------------------------------------------------------------------------------------
+# Usage -------------------------------------------------------------------------------------------
 
 
 def _usage_row(command: AddUsage) -> tuple[int | str, ...]:
@@ -326,7 +329,8 @@ def _add_usage(tx: Transaction, command: AddUsage) -> None:
     assert row is not None
     total = Tokens() if row[0] is None else msgspec.json.decode(row[0], type=Tokens)
     tx.change(
-        f"UPDATE sessions SET {prefix}tokens = ?, {prefix}cost_nanos = {prefix}cost_nanos + ? WHERE n = ?",
+        f"UPDATE sessions SET {prefix}tokens = ?, {prefix}cost_nanos = {prefix}cost_nanos + ? "
+        "WHERE n = ?",
         (to_json(added(total, command.tokens)), command.cost_nanos, session.n),
     )
 

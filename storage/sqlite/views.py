@@ -1,12 +1,12 @@
 """The read views: SQL in, records out.
 
-Every method reads from one snapshot, which the caller holds briefly; listings and transcripts come in pages.
-A row that can't be decoded is shown as damaged, it never hides the others. Nothing here writes.
+Every method reads from one snapshot, which the caller holds briefly; listings and transcripts
+come in pages. A row that can't be decoded is shown as damaged, it never hides the others.
+Nothing here writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,6 +33,8 @@ from .rows import (
 from .work_views import WorkViews
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from apsw import SQLiteValue
 
 PREVIEW_LENGTH_MAX = 200
@@ -42,8 +44,8 @@ _SESSION = """
 SELECT s.id, s.key, p.id, s.edge, s.source, s.user, s.model, s.title, s.title_origin, s.started_ms,
        s.ended_ms, s.end_reason, s.end_kind, s.archived, s.pinned, s.meta, s.deleted, s.hidden,
        h.next_seq, h.revision, h.message_count, h.active_count, h.active_bytes, h.tool_call_count,
-       s.compaction_count, h.last_ms, s.tokens, s.cost_nanos, s.auxiliary_tokens, s.auxiliary_cost_nanos,
-       s.title_version, s.end_version, s.flags_version, s.details_version
+       s.compaction_count, h.last_ms, s.tokens, s.cost_nanos, s.auxiliary_tokens,
+       s.auxiliary_cost_nanos, s.title_version, s.end_version, s.flags_version, s.details_version
 FROM sessions s JOIN heads h ON h.session = s.n LEFT JOIN sessions p ON p.n = s.parent
 """
 
@@ -94,11 +96,12 @@ def _session_of(row: tuple[Any, ...]) -> Session:
 class SqliteReader(WorkViews):
     """One snapshot of the database."""
 
-    # Sessions -----------------------------------------------------------------------------------
+    # Sessions --------------------------------------------------------------------------------
 
     def route(self, key: SessionKey) -> Route | None:
         row = self._one(
-            "SELECT session_id, incarnation, pending_title, pending_title_origin, useless_compressions, "
+            "SELECT session_id, incarnation, pending_title, pending_title_origin, "
+            "useless_compressions, "
             "route_version, pending_title_version, compression_version FROM routes WHERE key = ?",
             (key,),
         )
@@ -147,12 +150,15 @@ class SqliteReader(WorkViews):
     def _by_title(self, title: str) -> Session | None:
         row = self._one("SELECT id FROM sessions WHERE title = ?", (title,))
         if row is None:
-            # The session that had the base title is gone: the highest number stands for the lineage.
+            # The session that had the base title is gone: the highest number stands for the
+            # lineage.
             rows = self._all(
                 "SELECT id, title FROM sessions WHERE title > ? AND title < ?",
                 (f"{title} #", f"{title} #:"),
             )
-            numbered = [(int(t[len(title) + 2 :]), i) for i, t in rows if t[len(title) + 2 :].isdigit()]
+            numbered = [
+                (int(t[len(title) + 2 :]), i) for i, t in rows if t[len(title) + 2 :].isdigit()
+            ]
             return self.tip(max(numbered)[1]) if numbered else None
         return self.tip(row[0])
 
@@ -180,7 +186,8 @@ class SqliteReader(WorkViews):
         while current is not None and current not in seen:
             seen.add(current)
             row = self._one(
-                "SELECT c.id FROM sessions p JOIN sessions c ON c.parent = p.n AND c.edge = 'rotation' "
+                "SELECT c.id FROM sessions p JOIN sessions c ON c.parent = p.n AND c.edge = "
+                "'rotation' "
                 "WHERE p.id = ?",
                 (current,),
             )
@@ -233,20 +240,24 @@ class SqliteReader(WorkViews):
         assert session is not None
         row = self._one(
             "SELECT CAST(substr(text, 1, ?) AS BLOB) FROM messages "
-            "WHERE session = ? AND state = 0 AND role = 'user' AND text IS NOT NULL ORDER BY seq LIMIT 1",
+            "WHERE session = ? AND state = 0 AND role = 'user' AND text IS NOT NULL ORDER BY seq "
+            "LIMIT 1",
             (PREVIEW_LENGTH_MAX, n),
         )
         length = self._one(
-            "WITH RECURSIVE up (n, edge, parent, depth) AS (SELECT n, edge, parent, 1 FROM sessions "
-            "WHERE n = ? UNION SELECT s.n, s.edge, s.parent, up.depth + 1 FROM sessions s JOIN up ON "
-            "s.n = up.parent WHERE up.edge = 'rotation' AND up.depth < 100000) SELECT max(depth) FROM up",
+            "WITH RECURSIVE up (n, edge, parent, depth) AS (SELECT n, edge, parent, 1 FROM "
+            "sessions "
+            "WHERE n = ? UNION SELECT s.n, s.edge, s.parent, up.depth + 1 FROM sessions s JOIN up "
+            "ON "
+            "s.n = up.parent WHERE up.edge = 'rotation' AND up.depth < 100000) SELECT max(depth) "
+            "FROM up",
             (n,),
         )
         assert length is not None
         preview = None if row is None else row[0].decode(errors="replace")
         return Listed(session=session, preview=preview, lineage_length=length[0])
 
-    # Transcripts --------------------------------------------------------------------------------
+    # Transcripts -----------------------------------------------------------------------------
 
     def transcript(
         self,
@@ -257,7 +268,8 @@ class SqliteReader(WorkViews):
         limit: int = 200,
     ) -> Found:
         row = self._one(
-            "SELECT s.n, h.first_active FROM sessions s JOIN heads h ON h.session = s.n WHERE s.id = ?",
+            "SELECT s.n, h.first_active FROM sessions s JOIN heads h ON h.session = s.n WHERE "
+            "s.id = ?",
             (session_id,),
         )
         if row is None:
@@ -266,8 +278,9 @@ class SqliteReader(WorkViews):
         place, seq = after if after is not None else (-1, -1)
         start = max(place, 0 if include_inactive else first_active)
         active = "" if include_inactive else f"AND m.state = {ACTIVE} "
-        # Rows stand at their own seq, except summaries written in place, of which there are few: the two
-        # are read from their own indices and merged, so that a page costs the same anywhere.
+        # Rows stand at their own seq, except summaries written in place, of which there are
+        # few: the two are read from their own indices and merged, so that a page costs the same
+        # anywhere.
         rows = self._messages(
             f"WHERE m.session = ? AND m.covers_last IS NULL AND m.seq >= ? {active}"
             "AND (m.seq, m.seq) > (?, ?) ORDER BY m.seq LIMIT ?",
@@ -282,9 +295,7 @@ class SqliteReader(WorkViews):
         following = _standing(page[-1]) if len(page) == limit else None
         return Found(messages=tuple(page), next=following)
 
-    def around(
-        self, session_id: SessionId, uid: Uid, *, before: int = 5, after: int = 5
-    ) -> Found:
+    def around(self, session_id: SessionId, uid: Uid, *, before: int = 5, after: int = 5) -> Found:
         found = self.seqs(session_id, (uid,))
         if uid not in found:
             raise MissingError(f"message {uid} in session {session_id}")
@@ -338,11 +349,12 @@ class SqliteReader(WorkViews):
                     found[uid] = row[0]
         return found
 
-    # Blobs and marks ----------------------------------------------------------------------------
+    # Blobs and marks -------------------------------------------------------------------------
 
     def blob(self, blob_id: BlobId) -> Blob | None:
         row = self._one(
-            "SELECT size_bytes, chunk_count, media_type, sealed_ms FROM blobs WHERE id = ?", (blob_id,)
+            "SELECT size_bytes, chunk_count, media_type, sealed_ms FROM blobs WHERE id = ?",
+            (blob_id,),
         )
         if row is None:
             return None

@@ -1,4 +1,6 @@
-"""The read views of work: turns, the inbox, dead letters, usage, deliveries, effects, questions, timers."""
+"""The read views of work: turns, the inbox, dead letters, usage, deliveries, effects, questions,
+timers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _decode_inbound = msgspec.json.Decoder(Inbound).decode
 _decode_outcome = msgspec.json.Decoder(TurnOutcome).decode
 
 _TURN = (
-    "SELECT t.id, t.key, s.id, t.state, t.attempt, t.outcome, t.opened_ms, t.started_ms, t.ended_ms "
+    "SELECT t.id, t.key, s.id, t.state, t.attempt, t.outcome, t.opened_ms, t.started_ms, "
+    "t.ended_ms "
     "FROM turns t LEFT JOIN sessions s ON s.n = t.session"
 )
 _INBOX = (
@@ -37,7 +40,8 @@ _INBOX = (
     "FROM inbox i JOIN turns t ON t.n = i.turn"
 )
 _DELIVERY = (
-    "SELECT d.id, d.key, d.source, d.target, d.body, t.id, s.id, d.message_uid, d.state, d.attempt, d.error, "
+    "SELECT d.id, d.key, d.source, d.target, d.body, t.id, s.id, d.message_uid, d.state, "
+    "d.attempt, d.error, "
     "d.platform_id, d.next_ms, d.posted_ms, d.marked_ms FROM deliveries d "
     "LEFT JOIN turns t ON t.n = d.turn LEFT JOIN sessions s ON s.n = d.session"
 )
@@ -153,7 +157,8 @@ class WorkViews:
         where, parameters = ("", ()) if session_id is None else ("WHERE s.id = ? ", (session_id,))
         rows = self._all(
             "SELECT s.source, u.model, u.auxiliary, count(*), sum(u.input), sum(u.output), "
-            "sum(u.cache_read), sum(u.cache_write), sum(u.reasoning), sum(u.cost_nanos) FROM usage u "
+            "sum(u.cache_read), sum(u.cache_write), sum(u.reasoning), sum(u.cost_nanos) FROM "
+            "usage u "
             f"JOIN sessions s ON s.n = u.session {where}GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
             parameters,
         )
@@ -189,7 +194,8 @@ class WorkViews:
 
     def effects(self, turn_id: TurnId) -> tuple[Effect, ...]:
         rows = self._all(
-            "SELECT e.effect_key, e.effect_id, e.tool, e.digest, e.state, e.attempt, e.result, e.begun_ms, "
+            "SELECT e.effect_key, e.effect_id, e.tool, e.digest, e.state, e.attempt, e.result, "
+            "e.begun_ms, "
             "e.finished_ms FROM effects e JOIN turns t ON t.n = e.turn WHERE t.id = ? "
             "ORDER BY e.begun_ms, e.effect_key",
             (turn_id,),
@@ -213,7 +219,8 @@ class WorkViews:
     def questions(self, key: SessionKey | None = None) -> tuple[Question, ...]:
         where, parameters = ("", ()) if key is None else ("WHERE q.key = ? ", (key,))
         rows = self._all(
-            "SELECT q.key, q.question_key, t.id, q.question, q.choices, q.state, q.answer, q.answered_by, "
+            "SELECT q.key, q.question_key, t.id, q.question, q.choices, q.state, q.answer, "
+            "q.answered_by, "
             "q.asked_ms, q.expires_ms, q.answered_ms FROM questions q JOIN turns t ON t.n = q.turn "
             f"{where}ORDER BY q.asked_ms, q.key, q.question_key",
             parameters,

@@ -1,0 +1,143 @@
+"""The state of the plain model of an engine: dicts of frozen records, nothing derived, nothing cached.
+
+Every value in a dict is immutable, so a copy of the dicts is a snapshot: a unit is applied to a copy, which
+is kept or thrown away whole. Counters of messages, tokens and cost are not here: the views count the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+if TYPE_CHECKING:
+    from ...storage.identity import BlobId, SessionId, SessionKey, TurnId, Uid
+    from ...storage.records import (
+        Blob,
+        DeadLetter,
+        Delivery,
+        Effect,
+        InboxEntry,
+        Message,
+        Question,
+        Route,
+        Session,
+        Timer,
+        Turn,
+        Usage,
+    )
+    from ...storage.units import Reason
+
+
+class RefusedByModelError(Exception):
+    """A command can't be applied; the unit it belongs to changes nothing."""
+
+    def __init__(self, reason: Reason, what: str) -> None:
+        super().__init__(f"{reason}: {what}")
+        self.reason: Reason = reason
+        self.what = what
+
+
+def refuse(reason: Reason, what: str = "") -> NoReturn:
+    raise RefusedByModelError(reason, what)
+
+
+def canonical(value: Any) -> bytes:
+    """Equal bytes for equal content: `1`, `1.0` and `true` differ, the order of members does not count."""
+    return msgspec.json.encode(value, order="deterministic")
+
+
+@dataclass
+class State:
+    """Everything that is stored."""
+
+    keys: dict[SessionKey, Route] = field(default_factory=dict)
+    sessions: dict[SessionId, Session] = field(default_factory=dict)  # in the order of creation
+    transcripts: dict[SessionId, tuple[Message, ...]] = field(default_factory=dict)  # index = seq
+    former_keys: dict[SessionId, tuple[SessionKey, ...]] = field(default_factory=dict)
+    undo: dict[SessionId, tuple[int, tuple[Message, ...]]] = field(default_factory=dict)
+    """For a session whose last change was a rewind: the revision that made, and the rows before it."""
+
+    values: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
+    """(scope, aspect, version) -> the command that set it, in canonical form."""
+
+    steps: frozenset[bytes] = frozenset()
+    """What turns, deliveries and effects have gone through, so that a repeated step is recognised."""
+
+    turns: dict[TurnId, Turn] = field(default_factory=dict)
+    inbox: dict[tuple[str, str], InboxEntry] = field(default_factory=dict)
+    prunings: int = 0
+    dead_letters: dict[TurnId, DeadLetter] = field(default_factory=dict)
+    usage: dict[Uid, Usage] = field(default_factory=dict)
+    deliveries: dict[str, Delivery] = field(default_factory=dict)
+    effects: dict[tuple[TurnId, str], Effect] = field(default_factory=dict)
+    questions: dict[tuple[SessionKey, str], Question] = field(default_factory=dict)
+    timers: dict[str, Timer] = field(default_factory=dict)
+    blobs: dict[BlobId, Blob] = field(default_factory=dict)
+    chunks: dict[tuple[BlobId, int], bytes] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> State:
+        """A snapshot."""
+        dicts = {
+            f.name: dict(value)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), dict)
+        }
+        return replace(self, **dicts)
+
+    # What several commands ask ------------------------------------------------------------------
+
+    def known_session(self, session_id: SessionId) -> Session:
+        """The session, which must be there and hold its text."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            refuse("missing", f"session {session_id}")
+        if session.deleted:
+            refuse("ended", f"session {session_id} is deleted")
+        return session
+
+    def known_turn(self, turn_id: TurnId | None) -> TurnId | None:
+        if turn_id is not None and turn_id not in self.turns:
+            refuse("missing", f"turn {turn_id}")
+        return turn_id
+
+    def holder(self, session_id: SessionId) -> SessionKey | None:
+        """The key whose route names the session."""
+        return next((r.key for r in self.keys.values() if r.session_id == session_id), None)
+
+    def successor(self, session_id: SessionId) -> Session | None:
+        """The child that the session was rotated to."""
+        return next(
+            (s for s in self.sessions.values() if (s.parent_id, s.edge) == (session_id, "rotation")),
+            None,
+        )
+
+    def text_gone(self, turn_id: TurnId) -> bool:
+        """Whether the turn ran in a session that was deleted since."""
+        turn = self.turns.get(turn_id)
+        if turn is None or turn.session_id is None:
+            return False
+        return self.sessions[turn.session_id].deleted
+
+    def blob_in_use(self, blob_id: BlobId) -> bool:
+        return any(blob_id in m.blobs for rows in self.transcripts.values() for m in rows)
+
+    # Values with a version, and steps -----------------------------------------------------------
+
+    def was_set(self, scope: str, aspect: str, replaces: int, command: Any) -> bool:
+        return self.values.get((scope, aspect, replaces + 1)) == canonical(command)
+
+    def set_value(self, scope: str, aspect: str, stored: int, replaces: int, command: Any) -> int:
+        """Record that the command made the next version; refuse it if it replaces another one."""
+        if stored != replaces:
+            refuse("stale", f"{aspect} of {scope}")
+        self.values[scope, aspect, replaces + 1] = canonical(command)
+        return replaces + 1
+
+    def took(self, *step: Any) -> bool:
+        return canonical(step) in self.steps
+
+    def take(self, *step: Any) -> None:
+        self.steps |= {canonical(step)}

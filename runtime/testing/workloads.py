@@ -1,0 +1,723 @@
+"""Canonical workloads: every kind of transaction that an engine makes, as data.
+
+A workload is units that prepare a database, then the steps under test: batches, checkpoints, restarts. Crash
+tests run the steps on a simulated disk and stop them everywhere; `WORKLOADS` covers every command.
+
+Invariants:
+- Deterministic: ids, times and texts are fixed, so two undisturbed runs leave equal databases.
+- Every unit is accepted in an undisturbed run, under the guards that its actor would give: base seq and
+  revision are always the expected ones, so a change that does not move them is refused by the next unit.
+
+Must never read a clock or draw anything; and never opens a database, which is left to whoever runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+from typing import Any, Literal, TypeAlias
+
+from ...storage import commands as c
+from ...storage.identity import BlobId, Incarnation, Seq, SessionId, SessionKey, TurnId, Uid
+from ...storage.records import Draft, Inbound, Message, Role, Tokens, ToolCall, TurnOutcome
+from ...storage.units import Guard, Unit
+
+START_MS = 1_700_000_000_000
+"""When every workload takes place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Units that are staged together and committed once."""
+
+    units: tuple[Unit, ...]
+
+
+Upkeep: TypeAlias = Literal["checkpoint", "restart", "reopen"]
+"""`checkpoint` is `maintain`, `restart` closes the engine and opens it again, `reopen` is the way back
+from an error."""
+
+Step: TypeAlias = Batch | Upkeep
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One kind of transaction: what must be there first, and the steps under test."""
+
+    name: str
+    preparation: tuple[Unit, ...]
+    steps: tuple[Step, ...]
+    created: bool = True
+    """Whether the database exists before the steps; if not, its creation is under test as well."""
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """The steps that commit something."""
+        return tuple(step for step in self.steps if isinstance(step, Batch))
+
+    @property
+    def kinds(self) -> frozenset[type[c.Command]]:
+        """The commands under test."""
+        return frozenset(
+            type(command)
+            for batch in self.batches
+            for unit in batch.units
+            for command in unit.commands
+        )
+
+
+def uid_of(name: str) -> Uid:
+    """A fixed id for a readable name."""
+    return Uid(blake2b(name.encode(), digest_size=16).hexdigest())
+
+
+class Conversation:
+    """The units of one key, in order, with the guards of its actor; it knows where its session stands."""
+
+    def __init__(self, name: str, *, source: str = "chat") -> None:
+        self.name = name
+        self.key = SessionKey(f"{source}:{name}")
+        self.source = source
+        self.session_id = SessionId(f"{name}-1")
+        self.incarnation = Incarnation(1)
+        self.next_seq = 0
+        self.revision = 0
+        self.route_version = 0
+        self.now_ms = START_MS
+        self.drafts = 0
+
+    def at(self) -> int:
+        """A time, one second after the last one."""
+        self.now_ms += 1_000
+        return self.now_ms
+
+    def draft(self, role: Role, text: str | None, **fields: Any) -> Draft:
+        """The next message of this conversation."""
+        self.drafts += 1
+        uid = uid_of(f"{self.name}/message/{self.drafts}")
+        return Draft(uid=uid, role=role, text=text, created_ms=self.at(), **fields)
+
+    def guard(self) -> Guard:
+        return Guard(
+            key=self.key,
+            incarnation=self.incarnation,
+            session_id=self.session_id,
+            base_seq=Seq(self.next_seq),
+            revision=self.revision,
+        )
+
+    def unit(self, *commands: c.AnyCommand) -> Unit:
+        """Commands that leave the transcript alone."""
+        return Unit(commands, (Guard(key=self.key, incarnation=self.incarnation),))
+
+    def opening(self) -> tuple[Unit, ...]:
+        """The actor takes its key, then makes its first session."""
+        taken = Unit((c.OpenIncarnation(key=self.key, incarnation=self.incarnation),))
+        route = c.SetRoute(
+            key=self.key, session_id=self.session_id, replaces=self.route_version, at_ms=self.at()
+        )
+        self.route_version += 1
+        created = c.CreateSession(
+            session_id=self.session_id,
+            key=self.key,
+            at_ms=self.at(),
+            source=self.source,
+            user="ann",
+            model="model-1",
+            meta={"theme": "dark", "n": [1, 2.5, None]},
+        )
+        return taken, Unit((route, created), (self.guard(),))
+
+    def append(self, *drafts: Draft, turn_id: TurnId | None = None) -> c.AppendMessages:
+        command = c.AppendMessages(
+            session_id=self.session_id,
+            base_seq=Seq(self.next_seq),
+            messages=drafts,
+            turn_id=turn_id,
+        )
+        self.next_seq += len(drafts)
+        self.revision += 1
+        return command
+
+    def guarded(self, guard: Guard, *commands: c.AnyCommand) -> Unit:
+        """Commands under a guard that was taken before they were made."""
+        return Unit(commands, (guard,))
+
+    def exchange(self, turn: str) -> tuple[Unit, ...]:
+        """A whole turn with a tool call, in three units."""
+        turn_id = TurnId(uid_of(f"{self.name}/{turn}"))
+        guard = self.guard()
+        question = self.append(self.draft("user", f"{turn}? " + "why " * 40), turn_id=turn_id)
+        begun = self.guarded(
+            guard,
+            c.OpenTurn(turn_id=turn_id, key=self.key, at_ms=self.at()),
+            c.StartTurn(turn_id=turn_id, session_id=self.session_id, attempt=1, at_ms=self.at()),
+            question,
+        )
+        guard = self.guard()
+        call = ToolCall(id=f"{turn}-call", name="search", arguments='{"q": "\\u00e9"}')
+        worked = self.guarded(
+            guard,
+            self.append(
+                self.draft("assistant", None, tool_calls=(call,), reasoning="look it up"),
+                self.draft("tool", "found: naïve 日本 \0 " + "x" * 200, tool_call_id=call.id),
+                turn_id=turn_id,
+            ),
+        )
+        guard = self.guard()
+        answered = self.guarded(
+            guard,
+            self.append(self.draft("assistant", "because " * 40), turn_id=turn_id),
+            self.end_turn(turn_id),
+        )
+        return begun, worked, answered
+
+    def end_turn(self, turn_id: TurnId, attempt: int = 1) -> c.EndTurn:
+        outcome = TurnOutcome(kind="answered", text="because")
+        return c.EndTurn(turn_id=turn_id, attempt=attempt, outcome=outcome, at_ms=self.at())
+
+    def title(self, text: str, replaces: int = 0) -> c.SetTitle:
+        return c.SetTitle(
+            session_id=self.session_id,
+            title=text,
+            origin="person",
+            replaces=replaces,
+            at_ms=self.at(),
+        )
+
+    def end(self, replaces: int = 0) -> c.EndSession:
+        return c.EndSession(
+            session_id=self.session_id,
+            reason="user_exit",
+            kind="boundary",
+            replaces=replaces,
+            at_ms=self.at(),
+        )
+
+    def route_to(self, session_id: SessionId, *, take_over: bool = False) -> c.SetRoute:
+        command = c.SetRoute(
+            key=self.key,
+            session_id=session_id,
+            replaces=self.route_version,
+            at_ms=self.at(),
+            take_over=take_over,
+        )
+        self.route_version += 1
+        self.session_id, self.next_seq, self.revision = session_id, 0, 0
+        return command
+
+    def rotate(self, *carried: int, turn_id: TurnId | None = None) -> c.Rotate:
+        """The session is compressed into its child, which this conversation goes on with."""
+        command = c.Rotate(
+            key=self.key,
+            parent_id=self.session_id,
+            parent_base_seq=Seq(self.next_seq),
+            child_id=SessionId(f"{self.session_id}-next"),
+            summary=(self.draft("user", "so far: hello"),),
+            carried=tuple(Seq(seq) for seq in carried),
+            replaces=self.route_version,
+            at_ms=self.at(),
+            turn_id=turn_id,
+        )
+        self.route_version += 1
+        self.session_id = command.child_id
+        self.next_seq, self.revision = 1 + len(carried), 1
+        return command
+
+
+def _chat(name: str = "ann") -> tuple[Conversation, tuple[Unit, ...]]:
+    """A conversation with a title and one turn: seqs 0 to 3, revision 3."""
+    chat = Conversation(name)
+    opening = chat.opening()
+    titled = chat.unit(chat.title(f"Chat of {name}"))
+    return chat, (*opening, titled, *chat.exchange("first"))
+
+
+def _single(name: str, preparation: tuple[Unit, ...], *units: Unit) -> Workload:
+    """Units under test, each in a batch of its own."""
+    return Workload(name, preparation, tuple(Batch((unit,)) for unit in units))
+
+
+# Keys and sessions ---------------------------------------------------------------------------------
+
+
+def _keys() -> list[Workload]:
+    chat, before = _chat()
+    taken = Unit((c.OpenIncarnation(key=chat.key, incarnation=Incarnation(2)),))
+    pending = c.SetPendingTitle(
+        key=chat.key, title="Later", origin="automatic", replaces=0, at_ms=chat.at()
+    )
+    useless = c.CountUselessCompressions(key=chat.key, count=1, replaces=0, at_ms=chat.at())
+    loads = [
+        _single("open_incarnation", before, taken),
+        _single("set_pending_title", before, chat.unit(pending)),
+        _single("count_useless_compressions", before, chat.unit(useless)),
+    ]
+    moved = chat.unit(chat.route_to(SessionId("ann-fresh")))
+    return [*loads, _single("set_route", before, moved)]
+
+
+def _sessions() -> list[Workload]:
+    chat, before = _chat()
+    delegate = c.CreateSession(
+        session_id=SessionId("ann-helper"),
+        key=SessionKey("helper:ann"),
+        at_ms=chat.at(),
+        parent_id=chat.session_id,
+        edge="delegate",
+        meta={"depth": 1},
+    )
+    flags = c.SetFlags(
+        session_id=chat.session_id, archived=True, pinned=True, replaces=0, at_ms=chat.at()
+    )
+    details = c.SetDetails(
+        session_id=chat.session_id,
+        user="bea",
+        model="model-2",
+        meta={"a": {"b": "c"}},
+        replaces=0,
+        at_ms=chat.at(),
+    )
+    ended = chat.unit(chat.end())
+    reopened = c.ReopenSession(session_id=chat.session_id, replaces=1, at_ms=chat.at())
+    return [
+        _single("create_session", before, chat.unit(delegate)),
+        _single("set_title", before, chat.unit(chat.title("Other", replaces=1))),
+        _single("set_flags", before, chat.unit(flags)),
+        _single("set_details", before, chat.unit(details)),
+        _single("end_session", before, ended),
+        _single("reopen_session", (*before, ended), chat.unit(reopened)),
+    ]
+
+
+def _deletion() -> list[Workload]:
+    """A parent goes whose child holds copies: they become the originals."""
+    chat, before = _chat()
+    guard, parent = chat.guard(), chat.session_id
+    rotated = chat.guarded(guard, chat.rotate(2, 3))
+    delete = c.DeleteSession(session_id=parent, at_ms=chat.at())
+    return [_single("delete_session", (*before, rotated), chat.unit(delete))]
+
+
+# Transcripts ---------------------------------------------------------------------------------------
+
+
+def _appending() -> list[Workload]:
+    chat, before = _chat()
+    put, seal, blob_id = _blob(b"picture" * 300)
+    before = (*before, put, seal)
+    guard = chat.guard()
+    first = chat.guarded(
+        guard,
+        chat.append(
+            chat.draft("user", "look: 日本\0", blobs=(blob_id,), platform_id="p-1", user="ann"),
+            chat.draft(
+                "assistant",
+                None,
+                parts=({"type": "text", "text": "a picture"},),
+                tokens=Tokens(input=10, output=3),
+                finish_reason="stop",
+            ),
+        ),
+    )
+    guard = chat.guard()
+    second = chat.guarded(guard, chat.append(chat.draft("user", "more " * 1_500)))
+    return [_single("append_messages", before, first, second)]
+
+
+def _rotation() -> list[Workload]:
+    chat, before = _chat()
+    before = (*before, *chat.exchange("second"))
+    guard = chat.guard()
+    plain = _single("rotate", before, chat.guarded(guard, chat.rotate()))
+
+    chat, before = _chat()
+    before = (*before, *chat.exchange("second"))
+    turn_id = TurnId(uid_of("ann/running"))
+    guard = chat.guard()
+    running = chat.guarded(
+        guard,
+        c.OpenTurn(turn_id=turn_id, key=chat.key, at_ms=chat.at()),
+        c.StartTurn(turn_id=turn_id, session_id=chat.session_id, attempt=1, at_ms=chat.at()),
+        chat.append(chat.draft("user", "and now?"), turn_id=turn_id),
+    )
+    guard = chat.guard()
+    rotated = chat.guarded(guard, chat.rotate(6, 7, 8, turn_id=turn_id))
+    guard = chat.guard()
+    answer = chat.append(chat.draft("assistant", "now this"), turn_id=turn_id)
+    answered = chat.guarded(guard, answer, chat.end_turn(turn_id))
+    return [plain, _single("rotate_in_a_turn", (*before, running), rotated, answered)]
+
+
+def _editing() -> list[Workload]:
+    chat, before = _chat()
+    before = (*before, *chat.exchange("second"))
+    compact = c.Compact(
+        session_id=chat.session_id,
+        base_seq=Seq(chat.next_seq),
+        first_seq=Seq(0),
+        last_seq=Seq(3),
+        summary=chat.draft("assistant", "first: because"),
+        at_ms=chat.at(),
+    )
+    compacted = chat.guarded(chat.guard(), compact)
+    erased = chat.unit(c.EraseMessages(session_id=chat.session_id, seqs=(Seq(1), Seq(2))))
+    branch = c.Branch(
+        key=chat.key,
+        parent_id=chat.session_id,
+        child_id=SessionId("ann-branch"),
+        upto_seq=Seq(3),
+        replaces=chat.route_version,
+        at_ms=chat.at(),
+    )
+    branched = chat.guarded(chat.guard(), branch)
+    guard = chat.guard()
+    rewind = c.Rewind(
+        session_id=chat.session_id,
+        to_seq=Seq(6),
+        replaces=chat.revision,
+        at_ms=chat.at(),
+        closing=(chat.draft("tool", "cut short", tool_call_id="second-call"),),
+    )
+    rewound = chat.guarded(guard, rewind)
+    chat.next_seq, chat.revision = chat.next_seq + 1, chat.revision + 1
+    restore = c.Restore(session_id=chat.session_id, replaces=chat.revision, at_ms=chat.at())
+    restored = chat.guarded(chat.guard(), restore)
+    return [
+        _single("compact", before, compacted),
+        _single("erase_messages", before, erased),
+        _single("branch", before, branched),
+        _single("rewind", before, rewound),
+        _single("restore", (*before, rewound), restored),
+    ]
+
+
+def _importing() -> list[Workload]:
+    chat, before = _chat()
+    session_id = SessionId("imported")
+    hidden = c.CreateSession(
+        session_id=session_id, key=SessionKey("file:old"), at_ms=chat.at(), hidden=True
+    )
+    stage = c.StageMessages(
+        session_id=session_id,
+        messages=(
+            _imported(session_id, 0, "old question", state="rewound"),
+            _imported(session_id, 1, "old summary", summary=True, covers=(Seq(0), Seq(0))),
+            _imported(session_id, 2, "old answer"),
+        ),
+    )
+    publish = c.PublishSession(session_id=session_id)
+    made, staged, published = (Unit((command,)) for command in (hidden, stage, publish))
+    return [
+        _single("stage_messages", (*before, made), staged),
+        _single("publish_session", (*before, made, staged), published),
+    ]
+
+
+def _imported(session_id: SessionId, seq: int, text: str, **fields: Any) -> Message:
+    return Message(
+        session_id=session_id,
+        seq=Seq(seq),
+        uid=uid_of(f"imported/{seq}"),
+        role="user",
+        text=text,
+        created_ms=START_MS + seq,
+        **fields,
+    )
+
+
+# Turns, the inbox, usage ---------------------------------------------------------------------------
+
+
+def _turns() -> list[Workload]:
+    chat, before = _chat()
+    turn_id = TurnId(uid_of("ann/waiting"))
+    opened = chat.unit(c.OpenTurn(turn_id=turn_id, key=chat.key, at_ms=chat.at()))
+    accept = c.AcceptInbound(
+        source="chat",
+        inbound_id="in-1",
+        key=chat.key,
+        turn_id=turn_id,
+        disposition="queued",
+        digest="d" * 32,
+        at_ms=chat.at(),
+        body=Inbound(text="are you there?", user="ann", reply_to={"channel": 7}),
+    )
+    accepted = chat.unit(accept)
+    taken = chat.unit(c.TakeInbound(source="chat", inbound_id="in-1"))
+    started = chat.unit(
+        c.StartTurn(turn_id=turn_id, session_id=chat.session_id, attempt=1, at_ms=chat.at())
+    )
+    suspended = chat.unit(c.SuspendTurn(turn_id=turn_id, attempt=1, at_ms=chat.at()))
+    ended = chat.unit(chat.end_turn(turn_id))
+    aside = chat.unit(c.SetAside(turn_id=turn_id, reason="fails", tries=3, at_ms=chat.at()))
+    resolved = chat.unit(
+        c.ResolveDeadLetter(turn_id=turn_id, tries=3, resolution="retried", at_ms=chat.at())
+    )
+    prune = c.PruneInbox(before_ms=START_MS * 2, limit=10, replaces=0, at_ms=chat.at())
+    usage = c.AddUsage(
+        call_id=uid_of("call"),
+        session_id=chat.session_id,
+        at_ms=chat.at(),
+        turn_id=turn_id,
+        model="model-1",
+        tokens=Tokens(input=100, output=20, cache_read=3),
+        cost_nanos=12_345,
+    )
+    waiting = (*before, opened, accepted)
+    return [
+        _single("open_turn", before, opened),
+        _single("accept_inbound", (*before, opened), accepted),
+        _single("take_inbound", waiting, taken),
+        _single("start_turn", waiting, started),
+        _single("suspend_turn", (*waiting, started), suspended),
+        _single("end_turn", (*waiting, started, suspended), ended),
+        _single("set_aside", (*waiting, started, ended), aside),
+        _single("resolve_dead_letter", (*waiting, started, ended, aside), resolved),
+        _single("prune_inbox", (*waiting, started, taken, ended), Unit((prune,))),
+        _single("add_usage", (*waiting, started), chat.unit(usage)),
+    ]
+
+
+# What leaves, and what is waited for ---------------------------------------------------------------
+
+
+def _exchange() -> list[Workload]:
+    chat, before = _chat()
+    turn_id = TurnId(uid_of("ann/first"))
+    posted = chat.unit(
+        c.PostDelivery(
+            delivery_id="out-1",
+            key=chat.key,
+            source="chat",
+            target={"channel": 7},
+            body={"text": "because"},
+            at_ms=chat.at(),
+            turn_id=turn_id,
+            session_id=chat.session_id,
+            message_uid=uid_of("ann/message/4"),
+        )
+    )
+    sending = chat.unit(
+        c.MarkDelivery(delivery_id="out-1", attempt=1, state="sending", at_ms=chat.at())
+    )
+    sent = chat.unit(
+        c.MarkDelivery(
+            delivery_id="out-1", attempt=1, state="sent", at_ms=chat.at(), platform_id="p-9"
+        )
+    )
+    begun = chat.unit(
+        c.BeginEffect(
+            turn_id=turn_id,
+            effect_key="mail",
+            effect_id=uid_of("effect"),
+            tool="mail",
+            digest="e" * 32,
+            attempt=1,
+            at_ms=chat.at(),
+        )
+    )
+    finished = chat.unit(
+        c.FinishEffect(
+            turn_id=turn_id,
+            effect_key="mail",
+            attempt=1,
+            state="done",
+            at_ms=chat.at(),
+            result={"id": 5},
+        )
+    )
+    asked = chat.unit(
+        c.AskQuestion(
+            key=chat.key,
+            question_key="q-1",
+            turn_id=turn_id,
+            question="may I?",
+            at_ms=chat.at(),
+            choices=("yes", "no"),
+        )
+    )
+    answered = chat.unit(
+        c.AnswerQuestion(
+            key=chat.key,
+            question_key="q-1",
+            state="answered",
+            at_ms=chat.at(),
+            answer="yes",
+            by="ann",
+        )
+    )
+    return [
+        _single("post_delivery", before, posted),
+        _single("mark_delivery", (*before, posted), sending, sent),
+        _single("begin_effect", before, begun),
+        _single("finish_effect", (*before, begun), finished),
+        _single("ask_question", before, asked),
+        _single("answer_question", (*before, asked), answered),
+    ]
+
+
+def _timers() -> list[Workload]:
+    chat, before = _chat()
+    timer = c.SetTimer(
+        timer_id="t-1",
+        key=chat.key,
+        source="timer",
+        due_ms=START_MS + 60_000,
+        inbound=Inbound(text="remember the milk"),
+        at_ms=chat.at(),
+    )
+    was_set = chat.unit(timer)
+    fired = c.ResolveTimer(timer_id="t-1", resolution="fired", at_ms=chat.at())
+    return [
+        _single("set_timer", before, was_set),
+        _single("resolve_timer", (*before, was_set), chat.unit(fired)),
+    ]
+
+
+def _blob(data: bytes) -> tuple[Unit, Unit, BlobId]:
+    blob_id = BlobId(sha256(data).hexdigest())
+    put = c.PutChunk(blob_id=blob_id, index=0, data=data)
+    seal = c.SealBlob(
+        blob_id=blob_id,
+        size_bytes=len(data),
+        chunk_count=1,
+        media_type="image/png",
+        at_ms=START_MS,
+    )
+    return Unit((put,)), Unit((seal,)), blob_id
+
+
+def _blobs() -> list[Workload]:
+    _, before = _chat()
+    put, seal, blob_id = _blob(bytes(range(256)) * 64)  # larger than a page: it overflows into a chain
+    dropped = Unit((c.DropBlob(blob_id=blob_id),))
+    return [
+        _single("put_chunk", before, put),
+        _single("seal_blob", (*before, put), seal),
+        _single("drop_blob", (*before, put, seal), dropped),
+        _single("set_mark", before, Unit((c.SetMark(name="moved", value="yes"),))),
+    ]
+
+
+# Whole stories -------------------------------------------------------------------------------------
+
+
+def _whole_turn() -> list[Workload]:
+    """Accepted, opened, started and in the transcript, as one unit; then the answer and the end."""
+    chat, before = _chat()
+    turn_id = TurnId(uid_of("ann/whole"))
+    guard = chat.guard()
+    accept = c.AcceptInbound(
+        source="chat",
+        inbound_id="in-2",
+        key=chat.key,
+        turn_id=turn_id,
+        disposition="started",
+        digest="f" * 32,
+        at_ms=chat.at(),
+    )
+    begun = chat.guarded(
+        guard,
+        c.OpenTurn(turn_id=turn_id, key=chat.key, at_ms=chat.at()),
+        accept,
+        c.StartTurn(turn_id=turn_id, session_id=chat.session_id, attempt=1, at_ms=chat.at()),
+        chat.append(chat.draft("user", "all at once"), turn_id=turn_id),
+    )
+    guard = chat.guard()
+    answered = chat.guarded(
+        guard,
+        chat.append(chat.draft("assistant", "done"), turn_id=turn_id),
+        chat.end_turn(turn_id),
+    )
+    return [_single("whole_turn", before, begun, answered)]
+
+
+def _finalize() -> list[Workload]:
+    """The last messages and the end of the session, in one unit."""
+    chat, before = _chat()
+    guard = chat.guard()
+    last = chat.guarded(guard, chat.append(chat.draft("assistant", "goodbye")), chat.end())
+    return [_single("finalize", before, last)]
+
+
+def _take_over() -> list[Workload]:
+    """A session changes hands: one unit, two keys, two guards."""
+    ann, of_ann = _chat("ann")
+    bob, of_bob = _chat("bob")
+    held = ann.session_id
+    guards = (
+        Guard(key=ann.key, incarnation=ann.incarnation, session_id=held, revision=ann.revision),
+        Guard(key=bob.key, incarnation=bob.incarnation, session_id=held),
+    )
+    away = ann.route_to(SessionId("ann-fresh"))
+    over = bob.route_to(held, take_over=True)
+    return [_single("take_over", (*of_ann, *of_bob), Unit((away, over), guards))]
+
+
+def _group() -> list[Workload]:
+    """Several sessions in one batch, twice."""
+    chats = [_chat(name) for name in ("ann", "bob", "cat")]
+    before = tuple(unit for _, units in chats for unit in units)
+    batches: list[Batch] = []
+    for number in range(2):
+        units: list[Unit] = []
+        for chat, _ in chats:
+            guard = chat.guard()
+            units.append(chat.guarded(guard, chat.append(chat.draft("user", f"{number} " * 500))))
+        batches.append(Batch(tuple(units)))
+    return [Workload("group_commit", before, tuple(batches))]
+
+
+def _upkeep() -> list[Workload]:
+    def appends(chat: Conversation, count: int) -> list[Batch]:
+        batches: list[Batch] = []
+        for number in range(count):
+            guard = chat.guard()
+            message = chat.draft("user", f"{number} " * 300)
+            batches.append(Batch((chat.guarded(guard, chat.append(message)),)))
+        return batches
+
+    fresh = Conversation("new")
+    opening = tuple(Batch((unit,)) for unit in fresh.opening())
+    steps_of = {name: _chat() for name in ("checkpoint", "restart", "reopen")}
+    loads = [
+        Workload("create_database", (), (), created=False),
+        Workload("create_and_use", (), (*opening, *appends(fresh, 1)), created=False),
+    ]
+    names: tuple[Upkeep, ...] = ("checkpoint", "restart", "reopen")
+    for name in names:
+        chat, before = steps_of[name]
+        first, second, third = appends(chat, 3)
+        # Twice, and something after it: what comes next overwrites the log that was copied.
+        loads.append(Workload(name, before, (first, name, second, name, third)))
+    return loads
+
+
+def _all() -> Mapping[str, Workload]:
+    makers = (
+        _keys,
+        _sessions,
+        _deletion,
+        _appending,
+        _rotation,
+        _editing,
+        _importing,
+        _turns,
+        _exchange,
+        _timers,
+        _blobs,
+        _whole_turn,
+        _finalize,
+        _take_over,
+        _group,
+        _upkeep,
+    )
+    loads = [load for make in makers for load in make()]
+    assert len({load.name for load in loads}) == len(loads)
+    return {load.name: load for load in loads}
+
+
+WORKLOADS: Mapping[str, Workload] = _all()
+"""Every workload, by its name."""
