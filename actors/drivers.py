@@ -48,7 +48,14 @@ class Driver(Protocol):
         ...
 
     def abandon(self) -> None:
-        """End as soon as possible, whatever is left."""
+        """End at the next step, whatever is left in the ledger."""
+        ...
+
+    def leave_behind(self) -> bool:
+        """Let `run` return although the pen is in the middle of a step that can't be stopped.
+
+        True if it was: the driver then closes the engine itself when that step ends.
+        """
         ...
 
 
@@ -85,6 +92,8 @@ class ThreadDriver:
         self._intake = intake
         self._stopping = False
         self._abandoned = threading.Event()
+        self._ending = threading.Lock()  # the thread's last step against being left behind
+        self._finished = self._left_behind = False
         self._ended = trio.Event()
         self._error: BaseException | None = None
         self._token = trio.lowlevel.current_trio_token()
@@ -103,6 +112,12 @@ class ThreadDriver:
         self._abandoned.set()
         self.stop()
 
+    def leave_behind(self) -> bool:
+        with self._ending:
+            self._left_behind = not self._finished
+        self._ended.set()
+        return self._left_behind
+
     def _tell(self, function: Callable[..., None], *arguments: object) -> None:
         """Run something on the loop, if there still is one."""
         try:
@@ -116,6 +131,10 @@ class ThreadDriver:
             self._write_until_stopped()
         except BaseException as error:
             self._error = error
+        with self._ending:
+            self._finished = True
+        if self._left_behind:
+            self._pen.engine.close()
         self._tell(self._ended.set)
 
     def _write_until_stopped(self) -> None:
@@ -140,6 +159,8 @@ class ThreadDriver:
                 self._tell(self._intake.on_trouble, error)
                 self._recover()
                 continue
+            if self._left_behind:
+                return  # its tickets were answered as unknown; the rows stay
             progress = Progress(pen.resolve(), self._clock.monotonic() - started_s)
             # Behind the commit: a receipt promises durability.
             self._tell(self._intake.on_progress, progress)
@@ -186,6 +207,9 @@ class InlineDriver:
     def abandon(self) -> None:
         self.stop()
         self._abandoned.cancel()
+
+    def leave_behind(self) -> bool:
+        return False  # a task on this loop has no step that we can't wait for
 
     async def run(self) -> BaseException | None:
         try:

@@ -1,11 +1,11 @@
 """The Writer: the one actor that writes, and what others hold of it.
 
-| a caller does         | what happens                              | durable when                     |
-| --------------------- | ----------------------------------------- | -------------------------------- |
-| `await ref.room()`    | waits until the ledger has room           |                                  |
-| `ref.post(unit)`      | checked, put into the ledger, ticket back | its ticket resolves to `Durable` |
-| `await ticket.wait()` | the receipt                               | then                             |
-| `await ref.read(fn)`  | `fn` on a snapshot, in a reader's thread  |                                  |
+| a caller does         | what happens                             | durable when        |
+| --------------------- | ---------------------------------------- | ------------------- |
+| `await ref.room()`    | waits until the ledger has room          |                     |
+| `ref.post(unit)`      | checked and put into the ledger          | its ticket resolves |
+| `await ticket.wait()` | the receipt                              | then                |
+| `await ref.read(fn)`  | `fn` on a snapshot, in a reader's thread |                     |
 
 Keeps:
 - Units are written in the order in which they were posted, each exactly once, whatever happens
@@ -178,7 +178,7 @@ class Writer:
         self._inline = inline
         self._at = at
         self._driver: Driver | None = None
-        self._stopping = False
+        self._stopping = self._left_behind = False
         self._ended = trio.Event()
         self._crashes: deque[float] = deque()
         self._restarts = 0
@@ -242,19 +242,21 @@ class Writer:
             await self._ended.wait()
         if self._ended.is_set():
             return
-        # A thread inside a sync can't be stopped. Should it commit after all, nobody was told
-        # otherwise.
-        logger.error("the writer did not end within %s s: left behind", self._settings.drain_s)
-        if self._driver is not None:
-            self._driver.abandon()
+        assert self._driver is not None
+        self._driver.abandon()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _ABANDON_S):
             await self._ended.wait()
+        if not self._ended.is_set():
+            # A thread inside a sync can't be stopped. Should it commit after all, nobody was told
+            # otherwise: its tickets are answered as unknown.
+            self._left_behind = self._driver.leave_behind()
+            logger.error("the writer hangs and is left behind after %s s", self._settings.drain_s)
 
     async def close(self) -> None:
         """Answer what is left, and close the engine unless a driver is still inside it."""
         state: Literal["closed", "failed"] = "closed" if self.failure is None else "failed"
         self.intake.end(state, "the runtime ended before the outcome was known")
-        if not self._ended.is_set():
+        if self._left_behind:
             return
         if self._inline:
             self.engine.close()

@@ -8,26 +8,26 @@ version it is refused as stale.
 Commands travel in units (`units.py`), which are applied whole or not at all. A command never
 holds anything that the engine would have to make up: ids, times and seqs are given.
 
-| natural key                    | commands                                                      |
-|--------------------------------|-----------------------------------------------------------|
-| (key, incarnation)             | OpenIncarnation                                               |
-| (key, aspect, version)         | SetRoute, SetPendingTitle, CountUselessCompressions           |
-| session id                     | CreateSession, DeleteSession, PublishSession                  |
-| (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession     |
-| (session, seq)                 | AppendMessages, StageMessages, Compact (its summary), EraseMessages |
-| child session id               | Rotate, Branch                                                |
-| (session, revision)            | Rewind, Restore                                               |
-| turn id                        | OpenTurn, SetAside, ResolveDeadLetter                         |
-| (turn id, attempt)             | StartTurn, SuspendTurn, EndTurn                               |
-| (source, inbound id)           | AcceptInbound, TakeInbound                                    |
-| call id                        | AddUsage                                                      |
-| (delivery id, attempt)         | PostDelivery, MarkDelivery                                    |
-| (turn id, effect key, attempt) | BeginEffect, FinishEffect                                     |
-| (key, question key)            | AskQuestion, AnswerQuestion                                   |
-| timer id                       | SetTimer, ResolveTimer                                        |
-| (blob id, index)               | PutChunk, SealBlob, DropBlob                                  |
-| name                           | SetMark                                                       |
-| ("inbox", aspect, version)     | PruneInbox                                                    |
+| natural key                    | commands                                                        |
+| ------------------------------ | --------------------------------------------------------------- |
+| (key, incarnation)             | OpenIncarnation                                                 |
+| (key, aspect, version)         | SetRoute, SetPendingTitle, CountUselessCompressions             |
+| session id                     | CreateSession, DeleteSession, PublishSession                    |
+| (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession       |
+| (session, seq)                 | AppendMessages, StageMessages, Compact (summary), EraseMessages |
+| child session id               | Rotate, Branch                                                  |
+| (session, revision)            | Rewind, Restore                                                 |
+| turn id                        | OpenTurn, SetAside, ResolveDeadLetter                           |
+| (turn id, attempt)             | StartTurn, SuspendTurn, EndTurn                                 |
+| (source, inbound id)           | AcceptInbound, TakeInbound                                      |
+| call id                        | AddUsage                                                        |
+| (delivery id, attempt)         | PostDelivery, MarkDelivery                                      |
+| (turn id, effect key, attempt) | BeginEffect, FinishEffect                                       |
+| (key, question key)            | AskQuestion, AnswerQuestion                                     |
+| timer id                       | SetTimer, ResolveTimer                                          |
+| (blob id, index)               | PutChunk, SealBlob, DropBlob                                    |
+| name                           | SetMark                                                         |
+| ("inbox", aspect, version)     | PruneInbox                                                      |
 """
 
 from __future__ import annotations

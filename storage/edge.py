@@ -232,24 +232,24 @@ def check_json(field: str, root: Any) -> int:
         value, depth = stack.pop()
         if depth > DEPTH_MAX:
             _refuse(field, "it is nested too deeply", f"keep it within {DEPTH_MAX} levels")
-        kind: Any = type(value)
-        if kind is dict:
+        if type(value) is dict:
             for key, member in value.items():
                 if type(key) is not str:
                     _refuse(field, "an object's member name is not a string", "use string keys")
                 size += _check_text(field, key, DETAILS_BYTES_MAX) + 4
                 stack.append((member, depth + 1))
-        elif kind is list:
+        elif type(value) is list:
             stack.extend((member, depth + 1) for member in value)
         else:
-            size += _check_scalar(field, value, kind)
+            size += _check_scalar(field, value)
         size += 2
         if size > DETAILS_BYTES_MAX:
             _refuse(field, "it is too large", f"keep it under {DETAILS_BYTES_MAX} bytes")
     return size
 
 
-def _check_scalar(field: str, value: Any, kind: Any) -> int:
+def _check_scalar(field: str, value: Any) -> int:
+    kind = cast("type", type(value))
     if kind is str:
         return _check_text(field, value, DETAILS_BYTES_MAX)
     if kind is int:

@@ -1,7 +1,7 @@
 """The model of keys and sessions: routes, incarnations, titles, flags, ends, deletion, marks.
 
-Each function takes one command to a state and tells whether it was new; a command that can't be applied
-leaves by `refuse`.
+Each function takes one command to a state and tells whether it was new; a command that can't be
+applied leaves by `refuse`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TITLE_LENGTH_MAX = 100
 
 
-# Keys ----------------------------------------------------------------------------------------------
+# Keys --------------------------------------------------------------------------------------------
 
 
 def open_incarnation(state: State, command: c.OpenIncarnation) -> bool:
@@ -34,9 +34,7 @@ def open_incarnation(state: State, command: c.OpenIncarnation) -> bool:
     return True
 
 
-def _set_on_key(
-    state: State, command: Any, aspect: str, replaces: int, **values: Any
-) -> None:
+def _set_on_key(state: State, command: Any, aspect: str, replaces: int, **values: Any) -> None:
     route = state.keys.get(command.key)
     if route is None:
         refuse("missing", f"key {command.key}")
@@ -92,7 +90,7 @@ def count_useless_compressions(state: State, command: c.CountUselessCompressions
     return True
 
 
-# Sessions ------------------------------------------------------------------------------------------
+# Sessions ----------------------------------------------------------------------------------------
 
 
 def create_session(state: State, command: c.CreateSession) -> bool:
@@ -202,7 +200,7 @@ def reopen_session(state: State, command: c.ReopenSession) -> bool:
     return True
 
 
-# Deletion and publishing ---------------------------------------------------------------------------
+# Deletion and publishing -------------------------------------------------------------------------
 
 
 def delete_session(state: State, command: c.DeleteSession) -> bool:

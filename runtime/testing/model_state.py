@@ -1,12 +1,15 @@
-"""The state of the plain model of an engine: dicts of frozen records, nothing derived, nothing cached.
+"""The state of the plain model of an engine: dicts of frozen records, nothing derived, nothing
+cached.
 
-Every value in a dict is immutable, so a copy of the dicts is a snapshot: a unit is applied to a copy, which
-is kept or thrown away whole. Counters of messages, tokens and cost are not here: the views count the rows.
+Every value in a dict is immutable, so a copy of the dicts is a snapshot: a unit is applied to a
+copy, which is kept or thrown away whole. Counters of messages, tokens and cost are not here: the
+views count the rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -44,7 +47,7 @@ def refuse(reason: Reason, what: str = "") -> NoReturn:
 
 
 def canonical(value: Any) -> bytes:
-    """Equal bytes for equal content: `1`, `1.0` and `true` differ, the order of members does not count."""
+    """Equal bytes for equal content: `1`, `1.0` and `true` differ, member order does not count."""
     return msgspec.json.encode(value, order="deterministic")
 
 
@@ -57,13 +60,13 @@ class State:
     transcripts: dict[SessionId, tuple[Message, ...]] = field(default_factory=dict)  # index = seq
     former_keys: dict[SessionId, tuple[SessionKey, ...]] = field(default_factory=dict)
     undo: dict[SessionId, tuple[int, tuple[Message, ...]]] = field(default_factory=dict)
-    """For a session whose last change was a rewind: the revision that made, and the rows before it."""
+    """For a session that was rewound: the revision that it made, and the rows before it."""
 
     values: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     """(scope, aspect, version) -> the command that set it, in canonical form."""
 
     steps: frozenset[bytes] = frozenset()
-    """What turns, deliveries and effects have gone through, so that a repeated step is recognised."""
+    """What turns, deliveries and effects went through: a repeated step is recognised."""
 
     turns: dict[TurnId, Turn] = field(default_factory=dict)
     inbox: dict[tuple[str, str], InboxEntry] = field(default_factory=dict)
@@ -78,14 +81,13 @@ class State:
     chunks: dict[tuple[BlobId, int], bytes] = field(default_factory=dict)
     marks: dict[str, str] = field(default_factory=dict)
 
-    def copy(self) -> State:
-        """A snapshot."""
-        dicts = {
-            f.name: dict(value)
-            for f in fields(self)
-            if isinstance(value := getattr(self, f.name), dict)
-        }
-        return replace(self, **dicts)
+    def snapshot(self) -> State:
+        """The same state, independent of what happens to this one."""
+        copied = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                setattr(copied, name, value.copy())
+        return copied
 
     # What several commands ask ------------------------------------------------------------------
 
@@ -110,7 +112,11 @@ class State:
     def successor(self, session_id: SessionId) -> Session | None:
         """The child that the session was rotated to."""
         return next(
-            (s for s in self.sessions.values() if (s.parent_id, s.edge) == (session_id, "rotation")),
+            (
+                s
+                for s in self.sessions.values()
+                if (s.parent_id, s.edge) == (session_id, "rotation")
+            ),
             None,
         )
 

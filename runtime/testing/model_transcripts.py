@@ -1,12 +1,11 @@
 """The model of transcripts: append, rotate, compact, rewind, restore, branch, erase, stage.
 
-A transcript is a tuple of messages whose index is their seq. A message stands at its own seq when the
-transcript is read, a summary written in place at the end of the range that it covers.
+A transcript is a tuple of messages whose index is their seq. A message stands at its own seq when
+the transcript is read, a summary written in place at the end of the range that it covers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +18,8 @@ from .model_sessions import move_route, next_title, session_key_of
 from .model_state import State, canonical, refuse
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from ...storage.identity import SessionId, TurnId
 
 _IN_COLUMNS = {"uid", "role", "text", "user", "created_ms"}
@@ -58,7 +59,9 @@ def stored_as_given(
 ) -> bool:
     if base_seq + len(drafts) > session.next_seq or base_seq < 0:
         return False
-    if session.deleted:  # the rows are gone on purpose; the tombstone's next seq says they were there
+    if (
+        session.deleted
+    ):  # the rows are gone on purpose; the tombstone's next seq says they were there
         return True
     rows = state.transcripts[session.id][base_seq : base_seq + len(drafts)]
     return all(map(same_content, rows, drafts))
@@ -100,9 +103,8 @@ def revise(state: State, session_id: SessionId, at_ms: int | None = None) -> int
 
 def append_messages(state: State, command: c.AppendMessages) -> bool:
     stored = state.sessions.get(command.session_id)
-    if stored is not None and command.base_seq < stored.next_seq:
-        if stored_as_given(state, stored, command.base_seq, command.messages):
-            return False
+    if stored and stored_as_given(state, stored, command.base_seq, command.messages):
+        return False
     session = state.known_session(command.session_id)
     if command.base_seq != session.next_seq:
         rows = state.transcripts[session.id]
@@ -117,7 +119,7 @@ def append_messages(state: State, command: c.AppendMessages) -> bool:
     return True
 
 
-# Rotation and branching ----------------------------------------------------------------------------
+# Rotation and branching --------------------------------------------------------------------------
 
 
 def _child_made(state: State, command: c.Rotate | c.Branch) -> bool:
@@ -166,7 +168,7 @@ def _runs(message: Message, turn_id: TurnId | None) -> bool:
 
 
 def _refuse_elsewhere(state: State, command: c.Rotate) -> None:
-    """Only a key's current session is rotated: no route may name a session that was rotated away."""
+    """Only a key's current session is rotated: no route may name one that was rotated away."""
     route = state.keys.get(command.key)
     if route is None or route.session_id != command.parent_id:
         refuse("route_conflict", "it is not the key's current session")
@@ -223,15 +225,18 @@ def branch(state: State, command: c.Branch) -> bool:
     return True
 
 
-# Compaction, rewind, restore -----------------------------------------------------------------------
+# Compaction, rewind, restore ---------------------------------------------------------------------
 
 
 def compact(state: State, command: c.Compact) -> bool:
     stored = state.sessions.get(command.session_id)
     covers = (command.first_seq, command.last_seq)
-    if stored is not None and stored_as_given(state, stored, command.base_seq, [command.summary]):
-        if stored.deleted or state.transcripts[stored.id][command.base_seq].covers == covers:
-            return False
+    if (
+        stored is not None
+        and stored_as_given(state, stored, command.base_seq, [command.summary])
+        and (stored.deleted or state.transcripts[stored.id][command.base_seq].covers == covers)
+    ):
+        return False
     session = state.known_session(command.session_id)
     if command.base_seq != session.next_seq:
         refuse("broken_chain", session.id)
@@ -294,7 +299,7 @@ def restore(state: State, command: c.Restore) -> bool:
     return True
 
 
-# Erasing and staging -------------------------------------------------------------------------------
+# Erasing and staging -----------------------------------------------------------------------------
 
 
 def erase_messages(state: State, command: c.EraseMessages) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import apsw
 
 from ..errors import ForeignFileError, OpenError, UnsupportedError
+from .schema import check_ours
 
 if TYPE_CHECKING:
     from ..engine import EngineSettings
@@ -50,13 +51,27 @@ def open_writer(
         flags |= apsw.SQLITE_OPEN_CREATE
     try:
         db = _open(name, flags, vfs, settings)
-        # Reading the schema is the first look at the file: a foreign one is refused before any
-        # change.
-        db.execute("SELECT count(*) FROM sqlite_schema").get  # noqa: B018 - the read is the point
-    except apsw.NotADBError as error:
-        raise ForeignFileError(name, "it is not a SQLite database") from error
     except apsw.CantOpenError as error:
         raise OpenError(name, str(error), hint="check the path and its permissions") from error
+    try:
+        # The first look at the file: the journal mode is written into it, so this comes before.
+        check_ours(db, name)
+        _set_up_writer(db, name, settings, durable=durable)
+    except apsw.NotADBError as error:
+        db.close()
+        raise ForeignFileError(name, "it is not a SQLite database") from error
+    except apsw.CantOpenError as error:
+        db.close()
+        raise OpenError(name, str(error), hint="check the path and its permissions") from error
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _set_up_writer(
+    db: apsw.Connection, name: str, settings: EngineSettings, *, durable: bool
+) -> None:
     db.pragma("foreign_keys", 1)
     db.pragma("auto_vacuum", "INCREMENTAL")  # has effect on a new file only
     db.pragma("cache_size", -16 * 1024)
@@ -64,7 +79,6 @@ def open_writer(
     if durable:
         mode = db.pragma("journal_mode", "WAL")
         if mode != "wal":
-            db.close()
             raise OpenError(name, f"its journal mode stays {mode}", hint="use a local file system")
         db.pragma("synchronous", settings.synchronous)
         db.pragma("fullfsync", 1)  # macOS: a sync that reaches the disk; no effect elsewhere
@@ -72,7 +86,6 @@ def open_writer(
         db.wal_autocheckpoint(0)  # a checkpoint inside a commit would make that commit slow
     else:
         db.pragma("cache_spill", 0)  # a spilled page would lock readers out before the commit
-    return db
 
 
 def open_reader(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from ..engine import EngineSettings, EngineStatistics
-from ..errors import BatchUnknownError, LowSpaceError, StaleEpochError, StorageError
+from ..errors import BatchUnknownError, LowSpaceError, OpenError, StaleEpochError, StorageError
 from ..units import Durable, Guard, Head, Refused, Unit
 from . import connection, exchange, schema, sessions, transcript, turns
 from .guards import check_guards
@@ -53,6 +53,7 @@ HANDLERS: Handlers = {
 
 # Errors that concern one unit, not the disk. Everything else of apsw's makes the batch unknown.
 _UNIT_ERRORS = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError, apsw.RangeError)
+_TAKEN = (apsw.SQLITE_CONSTRAINT_UNIQUE, apsw.SQLITE_CONSTRAINT_PRIMARYKEY)
 _memory_names = itertools.count(1)
 
 
@@ -69,6 +70,14 @@ def open_sqlite(
     connection.check_sqlite_version()
     place = None if path is None else take_place(path, clock)
     return SqliteEngine(place, clock, settings or EngineSettings(), vfs=vfs)
+
+
+def _refused_for(error: Exception) -> Refused:
+    """The receipt of a unit that SQLite, or the binding of its values, has refused."""
+    taken = isinstance(error, apsw.ConstraintError) and error.extendedresult in _TAKEN
+    return Refused(
+        reason="conflict" if taken else "invalid", what=type(error).__name__, given=str(error)
+    )
 
 
 class SqliteEngine:
@@ -102,8 +111,14 @@ class SqliteEngine:
         self._reopenings = 0
         self._route_writes = 0
         self._commit_seq = 0
+        self._broken = False
         try:
             self._open(truncate_log=False)
+        except apsw.Error as error:
+            self.close()
+            raise OpenError(
+                self._name, str(error), hint="look at the disk, then open it again"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -129,6 +144,7 @@ class SqliteEngine:
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self._move_epoch()
         self._transaction = Transaction(self._db)
+        self._broken = False
         self._readers.resume()
 
     def _move_epoch(self) -> None:
@@ -152,7 +168,7 @@ class SqliteEngine:
             self._connection.execute("ROLLBACK")
         try:
             self._open(truncate_log=self._durable)
-        except apsw.Error as error:
+        except (apsw.Error, OpenError) as error:
             self._close_connection()
             raise BatchUnknownError("reopen", error) from error
 
@@ -171,7 +187,10 @@ class SqliteEngine:
 
     def stage(self, units: Sequence[Unit]) -> list[Durable | Refused]:
         self._check_space()
-        self._connection  # noqa: B018 - raises while the engine is broken
+        if self._broken:
+            # A commit on top of an unknown one could bury it: the log's next frames go over its own.
+            raise BatchUnknownError("stage", StorageError("the batch before is unknown"))
+        self._connection  # noqa: B018 - raises while the connection is closed
         tx = self._transaction
         try:
             self._begin(tx)
@@ -184,6 +203,7 @@ class SqliteEngine:
             self._roll_back()
             raise
         except Exception as error:
+            self._broken = True
             self._roll_back()
             raise BatchUnknownError("stage", error) from error
         self._refusals += sum(isinstance(receipt, Refused) for receipt in receipts)
@@ -204,6 +224,7 @@ class SqliteEngine:
         try:
             self._connection.execute("COMMIT")
         except Exception as error:
+            self._broken = True
             self._roll_back()
             raise BatchUnknownError("commit", error) from error
         self._commits += 1
@@ -236,6 +257,7 @@ class SqliteEngine:
         db = self._connection
         db.execute("ROLLBACK")
         tx.forget()
+        tx.route_writes = 0
         self._begin(tx)
         receipts: list[Durable | Refused] = []
         for unit in units:
@@ -249,9 +271,7 @@ class SqliteEngine:
             except Exception as error:
                 self._raise_unless_unit_error(error)
                 logger.warning("a unit was refused: %s", type(error).__name__)
-                receipts.append(
-                    Refused(reason="invalid", what=type(error).__name__, given=str(error))
-                )
+                receipts.append(_refused_for(error))
             if isinstance(receipts[-1], Refused):
                 db.execute("ROLLBACK TO unit")
                 tx.forget()
@@ -260,12 +280,18 @@ class SqliteEngine:
 
     def _apply_unit(self, tx: Transaction, unit: Unit) -> Durable:
         tx.begin_unit()
-        fresh = [c for c in unit.commands if not HANDLERS[type(c)].applied(tx, c)]
-        if not fresh:
+        again = True
+        for command in unit.commands:
+            # Asked only when it is its turn: a command may rest on one before it in the unit.
+            handler = HANDLERS[type(command)]
+            if handler.applied(tx, command):
+                continue
+            if again:
+                check_guards(tx, unit)
+                again = False
+            handler.apply(tx, command)
+        if again:
             return Durable(tx.commit_seq, again=True, heads=self._heads_now(tx, unit.guards))
-        check_guards(tx, unit)
-        for command in fresh:
-            HANDLERS[type(command)].apply(tx, command)
         return Durable(tx.commit_seq, heads=tx.heads)
 
     @staticmethod
@@ -352,7 +378,12 @@ class SqliteEngine:
     def _close_connection(self) -> None:
         if self._db is not None:
             db, self._db = self._db, None
-            db.close()
+            try:
+                db.close()
+            except apsw.Error as error:
+                # It is closed all the same. Only its last checkpoint failed: the log stays, and
+                # the next opening recovers from it.
+                logger.warning("closing could not copy the log into the file: %s", error)
 
     def close(self) -> None:
         self._readers.close()

@@ -390,10 +390,11 @@ def _seal_blob(tx: Transaction, command: SealBlob) -> None:
     if row[1] is not None:
         refuse("conflict", what)
     stored = tx.one(
-        "SELECT count(*), coalesce(sum(length(data)), 0), max(idx) FROM chunks WHERE blob = ?",
+        "SELECT count(*), coalesce(sum(length(data)), 0), min(idx), max(idx) FROM chunks "
+        "WHERE blob = ?",
         (row[0],),
     )
-    if stored != (command.chunk_count, command.size_bytes, command.chunk_count - 1):
+    if stored != (command.chunk_count, command.size_bytes, 0, command.chunk_count - 1):
         refuse("missing", f"a piece of blob {command.blob_id}", stored=json.dumps(stored))
     tx.change(
         "UPDATE blobs SET size_bytes = ?, chunk_count = ?, media_type = ?, sealed_ms = ? WHERE n "

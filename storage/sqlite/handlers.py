@@ -2,8 +2,8 @@
 
 `applied(tx, command)` answers whether the command is stored exactly as given, looking only at what
 was given, never at what changed later. `apply(tx, command)` changes the database, or leaves by
-`refuse`. The engine asks the first for every command of a unit, checks the guards if any is new,
-then calls the second for the new ones.
+`refuse`. The engine takes the commands of a unit in order: it asks the first function, checks the
+guards before the first command that is new, and calls the second function for the new ones.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "smbfs",
     ]
 )
+
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how the mount table writes blanks and backslashes
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -168,7 +171,7 @@ def file_system_of(folder: Path, table: str) -> str:
         fields = mount.split()
         if not separator or len(fields) < 5:
             continue
-        point = fields[4].encode().decode("unicode_escape")
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
         if len(point) >= len(best) and folder.is_relative_to(point):
             best, kind = point, source.split()[0]
     return kind

@@ -16,13 +16,13 @@ from ..identity import BlobId, Seq, SessionId, TurnId, Uid
 from ..records import Draft, JsonObject, Message, MessageState, Record, Tokens, ToolCall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from apsw import SQLiteValue
 
 STATES: tuple[MessageState, ...] = ("active", "summarised", "rewound")
 ACTIVE, SUMMARISED, REWOUND = 0, 1, 2
-MESSAGE, SUMMARY, ERASED = 0, 1, 2
+MESSAGE, SUMMARY, ERASED = 0, 1, 2  # two bits: an erased summary is still a summary
 
 
 class Details(Record, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ def same_content(stored: Iterable[SQLiteValue], draft: Draft) -> bool:
     uid, role, created_ms, user, text, details, kind = stored
     if uid != bytes.fromhex(draft.uid):
         return False
-    if kind == ERASED:  # its content is gone on purpose; its identity is all there is to compare
+    if int(kind) & ERASED:  # its content is gone on purpose; its identity is all there is to compare
         return True
     if (role, created_ms, user, text) != (draft.role, draft.created_ms, draft.user, draft.text):
         return False
@@ -134,7 +134,7 @@ MESSAGE_COLUMNS_RAW = (
 )
 
 
-def message_of(row: tuple[Any, ...], *, damaged: bool = False) -> Message:
+def message_of(row: Sequence[Any], *, damaged: bool = False) -> Message:
     """A stored row as a record."""
     details = _decode_details(row[11]) if row[11] is not None else NO_DETAILS
     return Message(
@@ -145,8 +145,8 @@ def message_of(row: tuple[Any, ...], *, damaged: bool = False) -> Message:
         role=row[4],
         state=STATES[row[5]],
         carried=bool(row[6]),
-        summary=row[7] == SUMMARY,
-        erased=row[7] == ERASED,
+        summary=bool(row[7] & SUMMARY),
+        erased=bool(row[7] & ERASED),
         created_ms=row[8],
         user=row[9],
         text=row[10],
@@ -166,7 +166,7 @@ def message_of(row: tuple[Any, ...], *, damaged: bool = False) -> Message:
     )
 
 
-def mended_message_of(row: tuple[Any, ...]) -> Message:
+def mended_message_of(row: Sequence[Any]) -> Message:
     """A row read raw, because its text is not valid UTF-8: shown with replacement characters and
     marked.
     """
@@ -182,7 +182,7 @@ def mended_message_of(row: tuple[Any, ...]) -> Message:
             damaged = True
             readable[column] = None if column == 11 else raw.decode(errors="replace")
     try:
-        return message_of(tuple(readable), damaged=damaged)
+        return message_of(readable, damaged=damaged)
     except msgspec.DecodeError:  # readable text, but not the JSON that we wrote
         readable[11] = None
-        return message_of(tuple(readable), damaged=True)
+        return message_of(readable, damaged=True)

@@ -133,7 +133,7 @@ CREATE TABLE messages (
   role          TEXT NOT NULL,
   state         INTEGER NOT NULL,     -- 0 active, 1 summarised, 2 rewound
   carried       INTEGER NOT NULL,
-  kind          INTEGER NOT NULL,     -- 0 message, 1 summary, 2 erased
+  kind          INTEGER NOT NULL,     -- bits: 1 summary, 2 erased
   created_ms    INTEGER NOT NULL,
   user          TEXT,
   text          TEXT,
@@ -152,7 +152,7 @@ CREATE TABLE rewinds (
   revision     INTEGER NOT NULL,      -- the revision that it made
   kind         TEXT NOT NULL CHECK (kind IN ('rewind', 'restore')),
   to_seq       INTEGER NOT NULL,
-  next_seq     INTEGER NOT NULL,
+  next_seq     INTEGER NOT NULL,      -- before what a rewind adds: results for open tool calls
   changed      TEXT NOT NULL,         -- JSON: [first, last, state, summarised_by] before
   at_ms        INTEGER NOT NULL,
   PRIMARY KEY (session, revision)

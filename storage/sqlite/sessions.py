@@ -26,13 +26,19 @@ from ..commands import (
     SetTitle,
 )
 from .handlers import Handler, Handlers
-from .rows import to_json
+from .rows import SUMMARY, digest, to_json
 from .transaction import RouteState, SessionState, Transaction, refuse
+from .turns import with_step
 
 if TYPE_CHECKING:
     from ..identity import SessionId, SessionKey
 
 TITLE_LENGTH_MAX = 100
+# A row that somebody else damaged counts none; an error here would stop every later write.
+TOOL_CALLS = (
+    "CASE WHEN json_valid(details) THEN coalesce(json_array_length(details, '$.tool_calls'), 0) "
+    "ELSE 0 END"
+)
 _NUMBERED = re.compile(r"^(.*) #([1-9][0-9]{0,8})$", re.DOTALL)
 
 
@@ -160,9 +166,20 @@ def _set_route(tx: Transaction, command: SetRoute) -> None:
         if session.key != command.key:
             if not command.take_over:
                 refuse("route_conflict", command.key, stored=session.key, given=session.id)
-            tx.change("UPDATE sessions SET key = ? WHERE n = ?", (command.key, session.n))
-            session.key = command.key
+            _take_over(tx, session, command)
     move_route(tx, command.key, command.session_id, command.replaces, command)
+
+
+def _take_over(tx: Transaction, session: SessionState, command: SetRoute) -> None:
+    """The session changes hands; whoever made it is still recognised by its former key."""
+    row = tx.one(
+        "SELECT coalesce(max(version), 0) FROM changes WHERE scope = ? AND aspect = 'former_key'",
+        (session.id,),
+    )
+    assert row is not None
+    tx.record_set(session.id, "former_key", row[0] + 1, session.key, command.at_ms)
+    tx.change("UPDATE sessions SET key = ? WHERE n = ?", (command.key, session.n))
+    session.key = command.key
 
 
 def _set_pending_title(tx: Transaction, command: SetPendingTitle) -> None:
@@ -180,10 +197,19 @@ def _count_useless(tx: Transaction, command: CountUselessCompressions) -> None:
 
 def _session_created(tx: Transaction, command: CreateSession) -> bool:
     session = tx.session(command.session_id)
-    if session is None or session.key != command.key:
+    if session is None:
         return False
     parent = None if command.parent_id is None else tx.session(command.parent_id)
-    return session.parent == (parent.n if parent else None)
+    if session.parent != (parent.n if parent else None):
+        return False
+    if session.key == command.key:
+        return True
+    row = tx.one(
+        "SELECT 1 FROM sessions s JOIN changes c ON c.scope = s.id AND c.aspect = 'former_key' "
+        "WHERE s.n = ? AND s.started_ms = ? AND c.digest = ?",
+        (session.n, command.at_ms, digest(command.key)),
+    )
+    return row is not None
 
 
 def _create_session(tx: Transaction, command: CreateSession) -> None:
@@ -300,13 +326,17 @@ def _delete_session(tx: Transaction, command: DeleteSession) -> None:
         ("questions", f"turn IN {turns}"),
     ):
         tx.change(f"DELETE FROM {table} WHERE {rows}", n)
-    # Turns and inbox rows stay, without text, so that a repeated inbound message is still
-    # recognised.
-    tx.change(
-        "UPDATE turns SET outcome = CASE WHEN outcome IS NULL THEN NULL "
-        "ELSE json_object('kind', outcome ->> 'kind') END WHERE session = ?",
+    # Turns and inbox rows stay, without text, so that what is sent again is still recognised.
+    for turn, attempt, outcome, history, ended_ms in tx.all(
+        "SELECT n, attempt, outcome, history, ended_ms FROM turns "
+        "WHERE session = ? AND outcome IS NOT NULL",
         n,
-    )
+    ):
+        tx.change(
+            "UPDATE turns SET history = ?, outcome = json_object('kind', "
+            "CASE WHEN json_valid(outcome) THEN outcome ->> 'kind' ELSE 'failed' END) WHERE n = ?",
+            (with_step(history, attempt, "ended", [outcome, ended_ms]), turn),
+        )
     tx.change(f"UPDATE inbox SET body = NULL WHERE turn IN {turns}", n)
     tx.change(f"UPDATE dead_letters SET reason = '' WHERE turn IN {turns}", n)
     tx.change(
@@ -339,12 +369,11 @@ def _give_originals_away(tx: Transaction, session: SessionState) -> None:
         tx.change("DELETE FROM messages WHERE session = ? AND uid = ?", (session.n, uid))
         tx.change("UPDATE messages SET carried = 0 WHERE n = ?", (n,))
         tx.change(
-            "UPDATE heads SET message_count = message_count + (SELECT kind <> 1 FROM messages "
-            "WHERE n = ?), "
-            "tool_call_count = tool_call_count + (SELECT coalesce(json_array_length(details, "
-            "'$.tool_calls'), 0) FROM messages WHERE n = ?) "
-            "WHERE session = (SELECT session FROM messages WHERE n = ?)",
-            (n, n, n),
+            "UPDATE heads SET message_count = message_count + 1, "
+            f"tool_call_count = tool_call_count + (SELECT {TOOL_CALLS} FROM messages WHERE n = ?) "
+            "WHERE session = (SELECT session FROM messages "
+            f"WHERE n = ? AND kind & {SUMMARY} = 0)",
+            (n, n),
         )
         heir = tx.one(
             "SELECT s.id FROM sessions s JOIN messages m ON m.session = s.n WHERE m.n = ?", (n,)

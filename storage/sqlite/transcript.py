@@ -35,7 +35,7 @@ from .rows import (
     same_content,
     size_of,
 )
-from .sessions import holder_of, move_route, next_title
+from .sessions import TOOL_CALLS, holder_of, move_route, next_title
 from .transaction import SessionState, Transaction, refuse
 
 if TYPE_CHECKING:
@@ -132,7 +132,6 @@ def _add(
     session.active_bytes += size_of(draft.text, details)
     if kind != SUMMARY:
         session.message_count += 1
-    if draft.tool_calls:
         session.tool_call_count += len(draft.tool_calls)
     if draft.blobs:
         _use_blobs(tx, session, seq, draft)
@@ -164,6 +163,9 @@ def _rotate(tx: Transaction, command: Rotate) -> None:
     parent = tx.stored_session(command.parent_id)
     if parent.next_seq != command.parent_base_seq:
         refuse("broken_chain", parent.id, parent.next_seq, command.parent_base_seq)
+    route = tx.route(command.key)
+    if route.session_id != parent.id:  # or another key's route would name a session that has ended
+        refuse("route_conflict", command.key, stored=route.session_id, given=parent.id)
     _refuse_taken_child(tx, command)
     tx.flush()
     turn = tx.stored_turn(command.turn_id) if command.turn_id is not None else None
@@ -333,6 +335,8 @@ def _compact(tx: Transaction, command: Compact) -> None:
         refuse("broken_chain", session.id, session.next_seq, command.base_seq)
     tx.flush()
     turn = tx.stored_turn(command.turn_id) if command.turn_id is not None else None
+    if not 0 <= command.first_seq <= command.last_seq < command.base_seq:
+        refuse("invalid", "range", given="it is no range of stored messages")
     covered = f"session = ? AND state = 0 AND {PLACE} BETWEEN ? AND ?"
     scope = (session.n, command.first_seq, command.last_seq)
     row = tx.one(
@@ -373,20 +377,7 @@ def _find_first_active(tx: Transaction, session: SessionState) -> None:
 
 
 def _rewound(tx: Transaction, command: Rewind | Restore) -> bool:
-    session = tx.session(command.session_id)
-    if session is None:
-        return False
-    if session.deleted:
-        return command.replaces < session.revision
-    row = tx.one(
-        "SELECT kind, to_seq, at_ms FROM rewinds WHERE session = ? AND revision = ?",
-        (session.n, command.replaces + 1),
-    )
-    if row is None:
-        return False
-    if isinstance(command, Restore):
-        return (row[0], row[2]) == ("restore", command.at_ms)
-    return row == ("rewind", command.to_seq, command.at_ms)
+    return tx.was_set(command.session_id, "revision", command.replaces + 1, command)
 
 
 def _expect_revision(session: SessionState, replaces: int) -> None:
@@ -416,6 +407,7 @@ def _rewind(tx: Transaction, command: Rewind) -> None:
     _set_states(tx, session, gone_seqs, REWOUND)
     back_seqs = json.dumps([seq for seq, _, _ in back])
     _set_states(tx, session, back_seqs, ACTIVE)
+    next_seq = session.next_seq
     for draft in command.closing:
         _add(tx, session, draft)
     tx.flush_messages()
@@ -427,11 +419,12 @@ def _rewind(tx: Transaction, command: Rewind) -> None:
             session.n,
             session.revision,
             command.to_seq,
-            session.next_seq,
+            next_seq,
             json.dumps(_ranges([*gone, *back]), separators=(",", ":")),
             command.at_ms,
         ),
     )
+    tx.record_set(session.id, "revision", session.revision, command, command.at_ms)
 
 
 def _set_states(tx: Transaction, session: SessionState, seqs: str, state: int) -> None:
@@ -476,16 +469,11 @@ def _restore(tx: Transaction, command: Restore) -> None:
     if row is None or row[0] != "rewind":
         refuse("stale", f"rewind of {session.id}", given=command.replaces)
     _, to_seq, next_seq, changed = row
-    closing = tx.one(
-        "SELECT min(seq) FROM messages WHERE session = ? AND seq >= ? AND state = 0",
-        (session.n, to_seq),
+    # What the rewind itself has added, results for open tool calls, has no use any more.
+    tx.change(
+        f"UPDATE messages SET state = {REWOUND} WHERE session = ? AND seq >= ?",
+        (session.n, next_seq),
     )
-    if closing is not None and closing[0] is not None:
-        tx.change(
-            f"UPDATE messages SET state = {REWOUND} WHERE session = ? AND seq >= ? AND state = 0 "
-            f"AND covers_last IS NULL",
-            (session.n, max(to_seq, closing[0])),
-        )
     for first, last, state, summarised_by in json.loads(changed):
         tx.change(
             "UPDATE messages SET state = ?, summarised_by = ? WHERE session = ? AND seq BETWEEN ? "
@@ -498,6 +486,7 @@ def _restore(tx: Transaction, command: Restore) -> None:
         "INSERT INTO rewinds VALUES (?, ?, 'restore', ?, ?, '[]', ?)",
         (session.n, session.revision, to_seq, next_seq, command.at_ms),
     )
+    tx.record_set(session.id, "revision", session.revision, command, command.at_ms)
 
 
 # Erasing and staging -------------------------------------------------------------------------
@@ -511,7 +500,7 @@ def _erased(tx: Transaction, command: EraseMessages) -> bool:
         return True
     tx.flush_messages()
     row = tx.one(
-        f"SELECT count(*) FROM messages WHERE session = ? AND kind = {ERASED} "
+        f"SELECT count(*) FROM messages WHERE session = ? AND kind & {ERASED} "
         "AND seq IN (SELECT value FROM json_each(?))",
         (session.n, json.dumps(command.seqs)),
     )
@@ -525,9 +514,16 @@ def _erase(tx: Transaction, command: EraseMessages) -> None:
     tx.flush()
     scope = (session.n, json.dumps(command.seqs))
     rows = "session = ? AND seq IN (SELECT value FROM json_each(?))"
+    calls = tx.one(
+        f"SELECT coalesce(sum({TOOL_CALLS}), 0) FROM messages "
+        f"WHERE {rows} AND carried = 0 AND kind & {SUMMARY} = 0",
+        scope,
+    )
+    assert calls is not None
+    session.tool_call_count -= calls[0]
     tx.change(f"DELETE FROM blob_uses WHERE {rows}", scope)
     tx.change(
-        f"UPDATE messages SET kind = {ERASED}, text = '', details = NULL, user = NULL WHERE {rows}",
+        f"UPDATE messages SET kind = kind | {ERASED}, text = '', details = NULL, user = NULL WHERE {rows}",
         scope,
     )
     _recount_active(tx, session)
@@ -559,13 +555,13 @@ def _stage(tx: Transaction, command: StageMessages) -> None:
 def _add_as_is(tx: Transaction, session: SessionState, message: Message) -> None:
     details = details_of(message)
     first, last = message.covers if message.covers else (None, None)
-    kind = ERASED if message.erased else SUMMARY if message.summary else MESSAGE
+    kind = (SUMMARY if message.summary else MESSAGE) | (ERASED if message.erased else 0)
     tx.add_message(
         (
             session.n,
             message.seq,
             bytes.fromhex(message.uid),
-            tx.turn(message.turn_id),
+            None if message.turn_id is None else tx.stored_turn(message.turn_id),
             message.role,
             STATES.index(message.state),
             message.carried,
@@ -585,7 +581,7 @@ def _add_as_is(tx: Transaction, session: SessionState, message: Message) -> None
     if message.state == "active":
         session.active_count += 1
         session.active_bytes += size_of(message.text, details)
-    if kind != SUMMARY and not message.carried:
+    if not message.summary and not message.carried:
         session.message_count += 1
         session.tool_call_count += len(message.tool_calls)
     session.last_ms = max(session.last_ms, message.created_ms)

@@ -133,8 +133,9 @@ def _turn_ended(tx: Transaction, command: EndTurn) -> bool:
         return False
     _, state, attempt, outcome, history, _, ended_ms, _ = row
     given = _outcome_json(command)
-    if (state, attempt) == ("ended", command.attempt):
-        return (outcome, ended_ms) == (given, command.at_ms)
+    now = (state, attempt, outcome, ended_ms)
+    if now == ("ended", command.attempt, given, command.at_ms):
+        return True
     return remembers(history, command.attempt, "ended", [given, command.at_ms])
 
 

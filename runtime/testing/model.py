@@ -1,0 +1,108 @@
+"""A plain model of an engine: what units mean, in dicts and tuples. It is the executable
+specification.
+
+Owns no file, no SQL, no cache. It says of each unit what an engine must say (durable, durable
+again, or refused and why) and answers every read view. Written for reading, not for speed: a unit
+is applied to a copy of everything. Where an engine and the model disagree, one of the two is wrong;
+see the command's docstring.
+
+Must never import an engine.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ...storage.commands import Command, ReopenSession, SetRoute
+from ...storage.records import Route
+from ...storage.units import Durable, Head, Refused, Unit
+from . import model_exchange, model_sessions, model_transcripts, model_work
+from .model_state import RefusedByModelError, State, refuse
+from .model_views import ModelReader
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+    from ...storage.units import Guard
+
+COMMANDS: dict[type[Command], Any] = {
+    **model_sessions.COMMANDS,
+    **model_transcripts.COMMANDS,
+    **model_work.COMMANDS,
+    **model_exchange.COMMANDS,
+}
+
+
+class Model:
+    """An engine without a database."""
+
+    def __init__(self) -> None:
+        self.state = State(marks={"finalize_orphaned_rotations": "new"})
+        self.commit_seq = 0
+
+    def apply(self, units: Iterable[Unit]) -> list[Durable | Refused]:
+        """One batch: staged and committed."""
+        self.commit_seq += 1
+        return [self._apply(unit) for unit in units]
+
+    def _apply(self, unit: Unit) -> Durable | Refused:
+        after = self.state.snapshot()
+        new = False
+        refusal: RefusedByModelError | None = None
+        for command in unit.commands:
+            try:
+                new |= COMMANDS[type(command)](after, command)
+            except RefusedByModelError as error:
+                refusal = error
+                break
+        if refusal is None and not new:
+            return Durable(self.commit_seq, again=True, heads=self._heads(unit))
+        try:
+            # What is stored already asks for no permission; what is new does, first of all.
+            for guard in unit.guards:
+                _check(self.state, guard, unit)
+            if refusal is not None:
+                raise refusal
+        except RefusedByModelError as error:
+            return Refused(reason=error.reason, what=error.what)
+        self.state = after
+        return Durable(self.commit_seq, heads=self._heads(unit))
+
+    def _heads(self, unit: Unit) -> tuple[Head, ...]:
+        """Where the guarded sessions stand."""
+        sessions = [self.state.sessions.get(g.session_id) for g in unit.guards if g.session_id]
+        return tuple(Head(s.id, s.next_seq, s.revision) for s in sessions if s is not None)
+
+    @contextmanager
+    def reading(self) -> Generator[ModelReader]:
+        yield ModelReader(self.state)
+
+
+def _check(state: State, guard: Guard, unit: Unit) -> None:
+    route = state.keys.get(guard.key, Route(key=guard.key))
+    if route.incarnation != guard.incarnation:
+        refuse("stale_incarnation", guard.key)
+    if guard.session_id is None:
+        return
+    session = state.sessions.get(guard.session_id)
+    if session is not None and session.end_kind is not None and not _reopens(unit, guard):
+        refuse("ended", session.id)
+    if route.session_id != guard.session_id and not _routes(unit.commands, guard):
+        refuse("route_conflict", guard.key)
+    next_seq, revision = (0, 0) if session is None else (session.next_seq, session.revision)
+    if guard.base_seq not in (None, next_seq):
+        refuse("broken_chain", guard.session_id)
+    if guard.revision not in (None, revision):
+        refuse("stale_revision", guard.session_id)
+
+
+def _reopens(unit: Unit, guard: Guard) -> bool:
+    return any(
+        isinstance(c, ReopenSession) and c.session_id == guard.session_id for c in unit.commands
+    )
+
+
+def _routes(commands: Sequence[Command], guard: Guard) -> bool:
+    given = (guard.key, guard.session_id)
+    return any(isinstance(c, SetRoute) and (c.key, c.session_id) == given for c in commands)

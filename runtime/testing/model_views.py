@@ -1,0 +1,292 @@
+"""The read views of the model: every answer is computed from the rows, each time.
+
+Counters are counted here, so that an engine that keeps them is checked against a count. Where a
+page ends is an engine's own business: listings and transcripts of the model come in pages too, but
+their cursors mean something to the model alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ...storage.errors import AmbiguousError, MissingError
+from ...storage.records import Found, Listed, Tokens, UsageTotal
+from .model_sessions import tip
+from .model_transcripts import place, total_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...storage.identity import BlobId, Seq, SessionId, SessionKey, TurnId, Uid
+    from ...storage.records import (
+        Blob,
+        DeadLetter,
+        Delivery,
+        Effect,
+        InboxEntry,
+        Message,
+        Question,
+        Route,
+        Session,
+        Timer,
+        Turn,
+        Usage,
+    )
+    from .model_state import State
+
+PREVIEW_LENGTH_MAX = 200
+
+
+def _total(usage: Sequence[Usage]) -> Tokens:
+    names = Tokens.__struct_fields__
+    return Tokens(**{name: sum(getattr(u.tokens, name) for u in usage) for name in names})
+
+
+class ModelReader:
+    """One snapshot of the model."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    # Sessions -----------------------------------------------------------------------------------
+
+    def route(self, key: SessionKey) -> Route | None:
+        return self._state.keys.get(key)
+
+    def session(self, session_id: SessionId) -> Session | None:
+        session = self._state.sessions.get(session_id)
+        if session is None:
+            return None
+        rows = self._state.transcripts[session_id]
+        active = [m for m in rows if m.state == "active"]
+        own = [m for m in rows if not m.carried and not m.summary]
+        calls = [u for u in self._state.usage.values() if u.session_id == session_id]
+        main, auxiliary = ([u for u in calls if u.auxiliary == which] for which in (False, True))
+        return replace(
+            session,
+            message_count=len(own),
+            active_count=len(active),
+            active_bytes=total_bytes(active),
+            tool_call_count=sum(len(m.tool_calls) for m in own),
+            tokens=_total(main),
+            cost_nanos=sum(u.cost_nanos for u in main),
+            auxiliary_tokens=_total(auxiliary),
+            auxiliary_cost_nanos=sum(u.cost_nanos for u in auxiliary),
+        )
+
+    def session_of_key(self, key: SessionKey) -> Session | None:
+        route = self._state.keys.get(key)
+        return None if route is None or route.session_id is None else self.session(route.session_id)
+
+    def find_session(self, given: str) -> Session:
+        found = self._by_id(given) or self._by_prefix(given) or self._by_title(given)
+        if found is None:
+            raise MissingError(f"a session with id, prefix or title {given!r}")
+        return found
+
+    def _visible(self, session_id: SessionId) -> Session | None:
+        session = self.session(session_id)
+        return None if session is None or session.hidden else session
+
+    def _by_id(self, given: str) -> Session | None:
+        return next((self._visible(i) for i in self._state.sessions if i == given), None)
+
+    def _by_prefix(self, given: str) -> Session | None:
+        ids = sorted(
+            s.id
+            for s in self._state.sessions.values()
+            if given and s.id.startswith(given) and not s.deleted and not s.hidden
+        )
+        if len(ids) > 1:
+            raise AmbiguousError(given, tuple(ids[:6]))
+        return self.session(ids[0]) if ids else None
+
+    def _by_title(self, given: str) -> Session | None:
+        titled = {s.title: s.id for s in self._state.sessions.values() if s.title is not None}
+        if given in titled:
+            return self._visible(tip(self._state, titled[given]))
+        numbered = [
+            (int(number), session_id)
+            for title, session_id in titled.items()
+            for base, separator, number in [title.rpartition(" #")]
+            if separator and base == given and number.isascii() and number.isdecimal()
+        ]
+        return self._visible(tip(self._state, max(numbered)[1])) if numbered else None
+
+    def lineage(self, session_id: SessionId) -> tuple[Session, ...]:
+        if session_id not in self._state.sessions:
+            return ()
+        line = [session_id]
+        while (parent := self._state.sessions[line[0]].parent_id) is not None:
+            line.insert(0, parent)
+        while (child := self._state.successor(line[-1])) is not None and not child.hidden:
+            line.append(child.id)
+        return tuple(s for i in line if (s := self.session(i)) is not None)
+
+    def tip(self, session_id: SessionId) -> Session | None:
+        return self.session(tip(self._state, session_id))
+
+    def listing(
+        self,
+        *,
+        source: str | None = None,
+        key: SessionKey | None = None,
+        archived: bool | None = False,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        limit: int = 50,
+        after: tuple[int, int] | None = None,
+    ) -> tuple[tuple[Listed, ...], tuple[int, int] | None]:
+        found = [
+            ((s.last_ms // 60_000, number), s)
+            for number, s in enumerate(self._state.sessions.values())
+            if not s.deleted
+            and not s.hidden
+            and tip(self._state, s.id) == s.id
+            and source in (None, s.source)
+            and key in (None, s.key)
+            and archived in (None, s.archived)
+            and (since_ms is None or s.last_ms >= since_ms)
+            and (until_ms is None or s.last_ms < until_ms)
+        ]
+        found = [one for one in found if after is None or one[0] < after]
+        page = sorted(found, key=lambda one: one[0], reverse=True)[: max(limit, 1)]
+        listed = tuple(self._listed(s.id) for _, s in page)
+        return listed, page[-1][0] if len(page) < len(found) else None
+
+    def _listed(self, session_id: SessionId) -> Listed:
+        session = self.session(session_id)
+        assert session is not None
+        said = (
+            m.text[:PREVIEW_LENGTH_MAX]
+            for m in self._state.transcripts[session_id]
+            if m.state == "active" and m.role == "user" and m.text is not None
+        )
+        length, oldest = 1, session
+        while oldest.edge == "rotation" and oldest.parent_id is not None:
+            length, oldest = length + 1, self._state.sessions[oldest.parent_id]
+        return Listed(session=session, preview=next(said, None), lineage_length=length)
+
+    # Transcripts --------------------------------------------------------------------------------
+
+    def _rows(self, session_id: SessionId) -> list[Message]:
+        return sorted(self._state.transcripts.get(session_id, ()), key=place)
+
+    def transcript(
+        self,
+        session_id: SessionId,
+        *,
+        include_inactive: bool = False,
+        after: tuple[int, int] | None = None,
+        limit: int = 200,
+    ) -> Found:
+        rows = [
+            m
+            for m in self._rows(session_id)
+            if (include_inactive or m.state == "active") and (after is None or place(m) > after)
+        ]
+        page = rows[: max(limit, 1)]
+        return Found(messages=tuple(page), next=place(page[-1]) if len(page) < len(rows) else None)
+
+    def around(self, session_id: SessionId, uid: Uid, *, before: int = 5, after: int = 5) -> Found:
+        rows = [m for m in self._rows(session_id) if m.state == "active" or m.uid == uid]
+        here = next((i for i, m in enumerate(rows) if m.uid == uid), None)
+        if here is None:
+            raise MissingError(f"message {uid} in session {session_id}")
+        return Found(messages=tuple(rows[max(here - before, 0) : here + 1 + after]))
+
+    def revision(self, session_id: SessionId) -> int:
+        session = self._state.sessions.get(session_id)
+        return 0 if session is None else session.revision
+
+    def seqs(self, session_id: SessionId, uids: Sequence[Uid]) -> dict[Uid, Seq]:
+        rows = self._state.transcripts.get(session_id, ())
+        return {m.uid: m.seq for m in rows if m.uid in uids}
+
+    # Work ---------------------------------------------------------------------------------------
+
+    def turn(self, turn_id: TurnId) -> Turn | None:
+        return self._state.turns.get(turn_id)
+
+    def unfinished_turns(self, key: SessionKey | None = None) -> tuple[Turn, ...]:
+        turns = self._state.turns.values()
+        return tuple(t for t in turns if t.state != "ended" and key in (None, t.key))
+
+    def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
+        order = list(self._state.turns)
+        waiting = [
+            e
+            for e in self._state.inbox.values()
+            if e.key == key and e.body is not None
+            if self._state.turns[e.turn_id].state != "ended"
+        ]
+        waiting.sort(key=lambda e: (e.accepted_ms, order.index(e.turn_id), e.source, e.inbound_id))
+        return tuple(waiting)
+
+    def inbound(self, source: str, inbound_id: str) -> InboxEntry | None:
+        return self._state.inbox.get((source, inbound_id))
+
+    def inbox_pruned_version(self) -> int:
+        return self._state.prunings
+
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        letters = self._state.dead_letters
+        return tuple(letters[turn_id] for turn_id in self._state.turns if turn_id in letters)
+
+    def usage(self, session_id: SessionId | None = None) -> tuple[UsageTotal, ...]:
+        groups: dict[tuple[str, str, bool], list[Usage]] = {}
+        for u in self._state.usage.values():
+            if session_id in (None, u.session_id):
+                name = (self._state.sessions[u.session_id].source, u.model, u.auxiliary)
+                groups.setdefault(name, []).append(u)
+        return tuple(
+            UsageTotal(
+                source=source,
+                model=model,
+                auxiliary=auxiliary,
+                calls=len(calls),
+                tokens=_total(calls),
+                cost_nanos=sum(u.cost_nanos for u in calls),
+            )
+            for (source, model, auxiliary), calls in sorted(groups.items())
+        )
+
+    def delivery(self, delivery_id: str) -> Delivery | None:
+        return self._state.deliveries.get(delivery_id)
+
+    def open_deliveries(self, source: str | None = None, limit: int = 500) -> tuple[Delivery, ...]:
+        is_open = [
+            d
+            for d in self._state.deliveries.values()
+            if d.state in ("pending", "sending") and source in (None, d.source)
+        ]
+        return tuple(is_open[:limit])
+
+    def effects(self, turn_id: TurnId) -> tuple[Effect, ...]:
+        found = [e for e in self._state.effects.values() if e.turn_id == turn_id]
+        return tuple(sorted(found, key=lambda e: (e.begun_ms, e.effect_key)))
+
+    def questions(self, key: SessionKey | None = None) -> tuple[Question, ...]:
+        found = [q for q in self._state.questions.values() if key in (None, q.key)]
+        return tuple(sorted(found, key=lambda q: (q.asked_ms, q.key, q.question_key)))
+
+    def timers(self, due_ms: int | None = None) -> tuple[Timer, ...]:
+        waiting = [
+            t
+            for t in self._state.timers.values()
+            if t.state == "set" and (due_ms is None or t.due_ms <= due_ms)
+        ]
+        return tuple(sorted(waiting, key=lambda t: (t.due_ms, t.id)))
+
+    # Blobs and marks ----------------------------------------------------------------------------
+
+    def blob(self, blob_id: BlobId) -> Blob | None:
+        return self._state.blobs.get(blob_id)
+
+    def blob_chunk(self, blob_id: BlobId, index: int) -> bytes | None:
+        return self._state.chunks.get((blob_id, index))
+
+    def mark(self, name: str) -> str | None:
+        return self._state.marks.get(name)

@@ -1,0 +1,495 @@
+"""The crash campaign: workloads run on a disk that fails, and the checks of what is left.
+
+Each check is a function that returns violations instead of asserting, so that the tests of the tests can call it
+on an engine with a planted bug and see that it finds something.
+
+A check of a directory (`check_directory`) is always the same: open it with the real engine, which recovers and
+fences; what is stored must be the content after some whole number of batches, at least the acknowledged ones;
+send the rest again; the end must equal that of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from onepen.runtime.testing import Disk, Failure, Fault, Image, Kind, Log, Operation, images
+from onepen.runtime.testing.invariants import (
+    Dump,
+    Violation,
+    check_connection,
+    compare,
+    dump_connection,
+    inspecting,
+)
+from onepen.runtime.testing.workloads import START_MS, WORKLOADS, Batch, Step, Workload
+from onepen.storage.engine import EngineSettings
+from onepen.storage.errors import BatchUnknownError, OnepenError, StorageError
+from onepen.storage.sqlite.engine import SqliteEngine, open_sqlite
+from onepen.storage.units import Durable, Refused
+
+DATABASE = "onepen.db"
+PROOF = os.environ.get("ONEPEN_PROFILE") in ("proof", "nightly")
+# Every checkpoint that is asked for happens; the free space of the test machine does not matter.
+SETTINGS = EngineSettings(wal_pages_checkpoint=1, free_bytes_min=0)
+
+
+class FixedClock:
+    """Time stands still, so that two runs leave equal databases."""
+
+    def now(self) -> int:
+        return START_MS
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory that is gone afterwards; in memory where there is such a place, because it is faster."""
+    shared = Path("/dev/shm")
+    parent = shared if os.access(shared, os.W_OK) else None
+    directory = tempfile.mkdtemp(prefix="onepen-crash-", dir=parent)
+    try:
+        yield Path(directory)
+    finally:
+        shutil.rmtree(directory)
+
+
+# Running a workload --------------------------------------------------------------------------------
+
+Receipts = Sequence[Durable | Refused]
+Acknowledge = Callable[[int, int], None]
+"""Called with the number of a batch and its commit_seq, when the batch is acknowledged."""
+
+
+def open_engine(directory: Path, vfs: str | None = None) -> SqliteEngine:
+    return open_sqlite(directory / DATABASE, FixedClock(), SETTINGS, vfs=vfs)
+
+
+def commit_batch(
+    engine: SqliteEngine, batch: Batch, number: int, acknowledge: Acknowledge
+) -> Receipts:
+    """Stage, commit, acknowledge: in this order, which one of the planted bugs turns around."""
+    receipts = engine.stage(batch.units)
+    engine.commit()
+    acknowledge(number, commit_seq_of(receipts))
+    return receipts
+
+
+def commit_seq_of(receipts: Receipts) -> int:
+    return max((r.commit_seq for r in receipts if isinstance(r, Durable)), default=0)
+
+
+@dataclass(slots=True)
+class Rig:
+    """An engine on a directory, driven through the steps of a workload."""
+
+    directory: Path
+    vfs: str | None = None
+    acknowledge: Acknowledge = lambda number, commit_seq: None
+    engine: SqliteEngine = field(init=False)
+    violations: list[Violation] = field(default_factory=list[Violation])
+
+    def __post_init__(self) -> None:
+        self.engine = open_engine(self.directory, self.vfs)
+
+    def run(self, steps: Sequence[Step], first: int = 0, stored: int = 0) -> None:
+        """Do the steps; batches count from `first`, and those before `stored` must be found stored."""
+        number = first
+        for step in steps:
+            match step:
+                case Batch():
+                    receipts = commit_batch(self.engine, step, number, self.acknowledge)
+                    self.violations += unexpected(receipts, again=number < stored, number=number)
+                    number += 1
+                case "checkpoint":
+                    self.engine.maintain(idle=True)
+                case "reopen":
+                    self.engine.reopen()
+                case "restart":
+                    self.engine.close()
+                    self.engine = open_engine(self.directory, self.vfs)
+
+
+def unexpected(receipts: Receipts, *, again: bool, number: int) -> list[Violation]:
+    """Receipts that an undisturbed or re-sent batch does not give."""
+    return [
+        Violation("receipt", f"batch {number}, expected again={again}: {receipt!r}"[:400])
+        for receipt in receipts
+        if not isinstance(receipt, Durable) or receipt.again is not again
+    ]
+
+
+# What is expected ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A workload, the files it starts from, and the content after each number of its batches."""
+
+    workload: Workload
+    files: Mapping[str, bytes] = field(repr=False)
+    dumps: tuple[Dump, ...] = field(repr=False)
+    violations: tuple[Violation, ...]
+
+    def write_to(self, directory: Path) -> Path:
+        directory.mkdir()
+        for name, content in self.files.items():
+            (directory / name).write_bytes(content)
+        return directory
+
+
+def prepare(workload: Workload) -> Prepared:
+    """Run it undisturbed, and look at every state on the way with every rule there is."""
+    with scratch() as root:
+        files: dict[str, bytes] = {}
+        found: list[Violation] = []
+        if workload.created:
+            rig = Rig(root)
+            rig.run([Batch((unit,)) for unit in workload.preparation])
+            rig.engine.close()
+            found += rig.violations
+            files[DATABASE] = (root / DATABASE).read_bytes()
+        rig = Rig(root)
+        dumps: list[Dump] = []
+        for number, step in enumerate((None, *workload.steps)):
+            if step is not None:
+                rig.run([step], first=number)
+            if step is None or isinstance(step, Batch):
+                with inspecting(root / DATABASE) as db:
+                    dumps.append(dump_connection(db))
+                    found += check_connection(db)
+        rig.engine.close()
+        found += rig.violations
+    return Prepared(workload, files, tuple(dumps), tuple(found))
+
+
+@cache
+def prepared(name: str) -> Prepared:
+    """The workload of this name, prepared once for each process."""
+    return prepare(WORKLOADS[name])
+
+
+def record(start: Prepared) -> Log:
+    """The steps on a recording disk, with a mark for every acknowledgement."""
+    with scratch() as root:
+        directory = start.write_to(root / "disk")
+        with Disk(directory) as disk:
+            rig = Rig(directory, disk.name, lambda n, seq: disk.mark("ack", (n, seq)))
+            rig.run(start.workload.steps)
+            rig.engine.close()
+            return disk.log
+
+
+# What is left --------------------------------------------------------------------------------------
+
+
+def inspect(directory: Path) -> tuple[Dump, int, list[Violation]]:
+    """Content, stored commit_seq, and what SQLite itself finds wrong.
+
+    The rules of `check_database` are left to the states that the content is compared with: they depend on
+    nothing else than the content, once the indexes are known to agree with it.
+    """
+    with inspecting(directory / DATABASE) as db:
+        damage = [
+            Violation("integrity_check", str(row[0]))
+            for row in db.execute("PRAGMA integrity_check").fetchall()
+            if row != ("ok",)
+        ]
+        commit_seq: int = db.execute("SELECT commit_seq FROM pen").fetchall()[0][0]
+        return dump_connection(db), commit_seq, damage
+
+
+def check_directory(
+    start: Prepared,
+    directory: Path,
+    acked: int,
+    commit_seq: int = 0,
+    *,
+    vfs: str | None = None,
+    acknowledge: Acknowledge = lambda number, commit_seq: None,
+) -> list[Violation]:
+    """Start again on what a crash has left: nothing acknowledged is lost, nothing is torn or doubled."""
+    try:
+        rig = Rig(directory, vfs, acknowledge)
+    except Exception as error:  # whatever it is, a database that can't be opened is the finding
+        return [Violation("opening", repr(error))]
+    try:
+        found = _check_start(start, rig, acked, commit_seq)
+    except OnepenError as error:
+        found = [Violation("sending again", repr(error))]
+    finally:
+        rig.engine.close()
+    dump, _, damage = inspect(directory)
+    return [*found, *damage, *compare(start.dumps[-1], dump)]
+
+
+def _check_start(start: Prepared, rig: Rig, acked: int, commit_seq: int) -> list[Violation]:
+    dump, commit_seq_stored, found = inspect(rig.directory)
+    stored = stored_batches(start, dump)
+    if stored is None:
+        found.append(Violation("a batch is whole or absent", f"{acked} were acknowledged"))
+        found += compare(start.dumps[acked], dump)
+    elif stored < acked:
+        found.append(Violation("acknowledged is stored", f"{stored} of {acked} batches"))
+    elif stored > acked + 1:
+        found.append(Violation("batches follow each other", f"{stored}, {acked} acknowledged"))
+    if commit_seq_stored < commit_seq:
+        found.append(Violation("commit_seq never goes back", f"{commit_seq_stored} < {commit_seq}"))
+    rig.run(start.workload.batches[acked:], first=acked, stored=acked if stored is None else stored)
+    return [*found, *rig.violations]
+
+
+def stored_batches(start: Prepared, dump: Dump) -> int | None:
+    """After how many batches the content is this one."""
+    matches = [number for number, expected in enumerate(start.dumps) if expected == dump]
+    return matches[-1] if matches else None
+
+
+def acknowledged(image: Image) -> tuple[int, int]:
+    """How many batches had been acknowledged before the power went, and the last commit_seq told."""
+    acks = image.payloads("ack")
+    if not acks:
+        return 0, 0
+    last = acks[-1]
+    assert isinstance(last, tuple)
+    return last[0] + 1, last[1]
+
+
+# Power loss ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    """How much a campaign has done, and what it found."""
+
+    runs: int = 0
+    doubles: int = 0
+    violations: list[Violation] = field(default_factory=list[Violation])
+
+    def add(self, where: str, found: Sequence[Violation]) -> None:
+        self.runs += 1
+        self.violations += [Violation(f"{where}: {v.rule}", v.found) for v in found]
+
+
+def power_loss(
+    start: Prepared, *, torn: int, seed: int = 0, double_every: int = 0, log: Log | None = None
+) -> Tally:
+    """A power loss after every I/O operation; and a second one while recovering from some of them."""
+    tally = Tally(violations=list(start.violations))
+    log = record(start) if log is None else log
+    with scratch() as root:
+        for number, image in enumerate(images(log, torn=torn, seed=seed)):
+            directory = image.write_to(root / "image")
+            tally.add(image.name, check_directory(start, directory, *acknowledged(image)))
+            shutil.rmtree(directory)
+            if double_every and number % double_every == double_every - 1:
+                _second_loss(start, image, root, tally, seed)
+    return tally
+
+
+def _second_loss(start: Prepared, first: Image, root: Path, tally: Tally, seed: int) -> None:
+    """The power goes again while the first loss is being recovered from and the rest is sent again."""
+    acked, commit_seq = acknowledged(first)
+    directory = first.write_to(root / "first")
+    with Disk(directory, skip={f"{DATABASE}.lock"}) as disk:
+        found = check_directory(
+            start,
+            directory,
+            acked,
+            commit_seq,
+            vfs=disk.name,
+            acknowledge=lambda n, seq: disk.mark("ack", (n, seq)),
+        )
+        log = disk.log
+    shutil.rmtree(directory)
+    tally.violations += found
+    for image in images(log, torn=1, seed=seed):
+        again = acknowledged(image)
+        directory = image.write_to(root / "second")
+        where = f"{first.name} then {image.name}"
+        tally.add(where, check_directory(start, directory, max(acked, again[0]), again[1]))
+        tally.doubles += 1
+        shutil.rmtree(directory)
+
+
+# I/O errors ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes wrong in one run: a fault, and perhaps a second one while the engine reopens."""
+
+    fault: Fault
+    in_reopen: Fault | None = None
+    """Its `at` counts from the first operation of the reopening."""
+
+
+class FaultyRun:
+    """A workload on a disk with faults, driven as the Writer would: unknown, reopen, the same again.
+
+    `deaths` are the points of the recording where an error had just shown: a process that dies there instead
+    of reopening leaves what the images of that point show.
+    """
+
+    ATTEMPTS_MAX = 6
+
+    def __init__(self, start: Prepared, directory: Path, plan: Plan) -> None:
+        self.start = start
+        self.directory = directory
+        self.plan = plan
+        self.violations: list[Violation] = []
+        self.deaths: list[tuple[int, int, int]] = []
+        self.acked = 0
+        self.commit_seq = 0
+        self.reopen_operations = 0
+        self.engine: SqliteEngine | None = None
+        with Disk(directory, faults=[plan.fault]) as disk:
+            self.disk = disk
+            self._drive()
+            self.fired = disk.fired
+            self.operations = disk.operations
+            self.log = disk.log
+
+    def _drive(self) -> None:
+        try:
+            self._open()
+            for step in self.start.workload.steps:
+                self._do(step)
+        except Exception as error:  # an error of another kind than promised is the finding
+            self._report("an error is of the promised kind", repr(error))
+        finally:
+            if self.engine is not None:
+                try:
+                    self.engine.close()
+                except Exception as error:
+                    self._report("closing does not raise", repr(error))
+            self.disk.heal()
+
+    def _report(self, rule: str, found: str) -> None:
+        self.violations.append(Violation(rule, found))
+
+    def _open(self) -> None:
+        """Opening under a fault fails with an error of ours, and succeeds once the disk is well."""
+        self.engine = None
+        try:
+            self.engine = open_engine(self.directory, self.disk.name)
+        except StorageError:
+            self._died()
+            self.disk.heal()
+            self.engine = open_engine(self.directory, self.disk.name)
+
+    def _do(self, step: Step) -> None:
+        assert self.engine is not None
+        match step:
+            case Batch():
+                self._commit(step)
+            case "checkpoint":
+                self.engine.maintain(idle=True)  # an error in it is not the caller's business
+            case "reopen":
+                self._reopen()
+            case "restart":
+                self.engine.close()
+                self._open()
+
+    def _commit(self, batch: Batch) -> None:
+        for _ in range(self.ATTEMPTS_MAX):
+            assert self.engine is not None
+            try:
+                receipts = self.engine.stage(batch.units)
+                self.engine.commit()
+            except BatchUnknownError:
+                self._died()
+                self._expect_nothing_before_reopening(batch)
+                self._reopen()
+                continue
+            refused = [receipt for receipt in receipts if not isinstance(receipt, Durable)]
+            self.violations += [Violation("refused", repr(receipt)) for receipt in refused]
+            self.acked += 1
+            self.commit_seq = commit_seq_of(receipts)
+            self.disk.mark("ack", (self.acked - 1, self.commit_seq))
+            return
+        self._report("a batch is stored at last", "every attempt failed")
+
+    def _expect_nothing_before_reopening(self, batch: Batch) -> None:
+        """Another commit could bury the unknown one for good, after it was already seen by nobody."""
+        assert self.engine is not None
+        try:
+            self.engine.stage(batch.units)
+            self.engine.commit()
+        except BatchUnknownError:
+            return
+        self._report("nothing is applied until reopen", "a batch was")
+
+    def _reopen(self) -> None:
+        assert self.engine is not None
+        if self.plan.in_reopen is not None and self.reopen_operations == 0:
+            fault = self.plan.in_reopen
+            self.disk.inject(replace(fault, at=self.disk.operations + fault.at))
+        before = self.disk.operations
+        for _ in range(self.ATTEMPTS_MAX):
+            try:
+                self.engine.reopen()
+            except BatchUnknownError:
+                self._died()
+                self.disk.heal()
+                continue
+            self.reopen_operations = self.reopen_operations or self.disk.operations - before
+            return
+        self._report("an engine reopens at last", "every attempt failed")
+
+    def _died(self) -> None:
+        self.deaths.append((len(self.disk.log.entries), self.acked, self.commit_seq))
+
+
+def io_error(start: Prepared, plan: Plan) -> tuple[list[Violation], FaultyRun]:
+    """One run with a fault; then the end of it, and what a death at the error would have left."""
+    with scratch() as root:
+        directory = start.write_to(root / "disk")
+        run = FaultyRun(start, directory, plan)
+        found = list(run.violations)
+        dump, _, damage = inspect(directory)
+        found += [*damage, *compare(start.dumps[-1], dump)]
+        for point, acked, commit_seq in run.deaths[:2]:
+            # Nothing survives: a power loss. All of it survives: a process that died.
+            for image in images(run.log, torn=1, start=point, stop=point + 1):
+                left = image.write_to(root / "left")
+                violations = check_directory(start, left, acked, commit_seq)
+                found += [Violation(f"died at {image.name}: {v.rule}", v.found) for v in violations]
+                shutil.rmtree(left)
+        return found, run
+
+
+def operations_of(start: Prepared) -> tuple[Operation, ...]:
+    """Every I/O operation of an undisturbed run."""
+    with scratch() as root:
+        directory = start.write_to(root / "disk")
+        with Disk(directory) as disk:
+            rig = Rig(directory, disk.name)
+            rig.run(start.workload.steps)
+            rig.engine.close()
+            return disk.history
+
+
+_FAILURES = {
+    Failure.EIO: frozenset(Kind),
+    Failure.FULL: frozenset({Kind.WRITE}),
+    Failure.SHORT: frozenset({Kind.WRITE}),
+    Failure.DROP: frozenset({Kind.SYNC}),
+}
+
+
+def plans_for(operations: Sequence[Operation]) -> Iterator[Plan]:
+    """Every operation, in every way that it can fail, once and until healed."""
+    for operation in operations:
+        for failure, kinds in _FAILURES.items():
+            if operation.kind in kinds:
+                for sticky in (False, True):
+                    yield Plan(Fault(operation.number, failure, sticky=sticky))
