@@ -18,7 +18,6 @@ import msgspec
 from .commands import (
     AppendMessages,
     Compact,
-    CreateSession,
     PutChunk,
     Rewind,
     Rotate,
@@ -27,8 +26,8 @@ from .commands import (
     StageMessages,
 )
 from .errors import InvalidContentError
-from .records import Draft
-from .units import Unit, check_guarded
+from .records import Draft, Message, Tokens, ToolCall
+from .units import Guard, Unit, check_guarded
 
 TEXT_BYTES_MAX = 1024 * 1024
 DETAILS_BYTES_MAX = 1024 * 1024
@@ -36,6 +35,8 @@ NAME_BYTES_MAX = 1024  # keys, sources, ids, users, reasons
 DEPTH_MAX = 64
 TITLE_LENGTH_MAX = 100
 CHUNK_BYTES_MAX = 256 * 1024
+# In JSON a control character takes six bytes: six times this still fits into one row.
+COMMAND_BYTES_MAX = 1280 * 1024
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 _UID = re.compile(r"[0-9a-f]{32}")
@@ -50,49 +51,83 @@ def check_unit(unit: Unit) -> int:
     check_guarded(unit)
     size = 0
     for guard in unit.guards:
-        if guard.session_id is not None:
-            check_session_id(guard.session_id)
+        _check_guard(guard)
     for command in unit.commands:
         size += _BASE_BYTES
         if type(command) is AppendMessages:  # by far the most frequent one
             check_session_id(command.session_id)
             _check_integer("base_seq", command.base_seq)
-            if not command.messages:
-                _refuse("messages", "there are none", "append at least one message")
-            for draft in command.messages:
-                size += check_draft(draft)
+            if command.turn_id is not None:
+                _check_text("turn_id", command.turn_id, NAME_BYTES_MAX)
+            size += _check_drafts("messages", command.messages)
         else:
             size += _check_command(command)
     return size
 
 
+def _check_guard(guard: Guard) -> None:
+    _check_text("guard.key", guard.key, NAME_BYTES_MAX)
+    _check_integer("guard.incarnation", guard.incarnation)
+    if guard.session_id is not None:
+        check_session_id(guard.session_id)
+    if guard.base_seq is not None:
+        _check_integer("guard.base_seq", guard.base_seq)
+    if guard.revision is not None:
+        _check_integer("guard.revision", guard.revision)
+
+
 def _check_command(command: Any) -> int:
+    size = 0
     match command:
         case Rotate():
-            drafts: tuple[Draft, ...] = command.summary
+            size = _check_drafts("summary", command.summary, least=0)
         case Compact():
-            drafts = (command.summary,)
+            size = check_draft(command.summary)
         case Rewind():
-            drafts = command.closing
+            size = _check_drafts("closing", command.closing, least=0)
         case StageMessages():
-            drafts = command.messages
-            if not drafts:
-                _refuse("messages", "there are none", "stage at least one message")
+            size = _check_drafts("messages", command.messages)
+            for message in command.messages:
+                _check_staged(message, command.session_id)
         case PutChunk():
             if len(command.data) > CHUNK_BYTES_MAX:
                 _refuse("data", "the piece is too large", f"cut it to {CHUNK_BYTES_MAX} bytes")
-            drafts = ()
         case SetTitle() | SetPendingTitle():
             if command.title is not None:
                 check_title(command.title)
-            drafts = ()
-        case CreateSession():
-            check_session_id(command.session_id)
-            drafts = ()
         case _:
-            drafts = ()
-    size = sum(check_draft(draft) for draft in drafts)
-    return size + _check_fields(command)
+            pass
+    fields = _check_fields(command)
+    if fields > COMMAND_BYTES_MAX:
+        _refuse(
+            type(command).__name__, f"{fields} bytes are too many", "put large things into blobs"
+        )
+    return size + fields
+
+
+def _check_drafts(field: str, drafts: tuple[Draft, ...], *, least: int = 1) -> int:
+    if type(drafts) is not tuple:
+        _refuse(field, f"{type(drafts).__name__} is not a tuple", "give a tuple of messages")
+    if len(drafts) < least:
+        _refuse(field, "there are none", "give at least one message")
+    return sum(map(check_draft, drafts))
+
+
+def _check_staged(message: Message, session_id: str) -> None:
+    """What a staged message says about its place and state."""
+    if type(message) is not Message:
+        _refuse("messages", f"{type(message).__name__} is not a stored message", "give messages")
+    if message.session_id != session_id:
+        _refuse("messages.session_id", "it is another session's", "stage it in its own session")
+    if message.state not in ("active", "summarised", "rewound"):
+        _refuse("messages.state", "it is none", "use active, summarised or rewound")
+    if message.damaged:
+        _refuse("messages.damaged", "damage is not stored", "stage what can be read, unmarked")
+    if message.turn_id is not None:
+        _check_text("messages.turn_id", message.turn_id, NAME_BYTES_MAX)
+    for place in (message.seq, message.summarised_by, *(message.covers or ())):
+        if place is not None:
+            _check_integer("messages.seq", place)
 
 
 def _check_fields(command: Any) -> int:
@@ -106,6 +141,8 @@ def _check_fields(command: Any) -> int:
                 check_uid(name, value)
             elif name in ("session_id", "parent_id", "child_id"):
                 check_session_id(value)
+        elif value is None or isinstance(value, bool | Draft):
+            pass  # drafts are checked by themselves
         elif isinstance(value, int):
             _check_integer(name, value)
         elif isinstance(value, dict):
@@ -114,9 +151,21 @@ def _check_fields(command: Any) -> int:
             size += len(value)
         elif isinstance(value, tuple):
             size += _check_tuple(name, value)
-        elif isinstance(value, msgspec.Struct) and not isinstance(value, Draft):
+        elif isinstance(value, Tokens):
+            size += _check_tokens(value)
+        elif isinstance(value, msgspec.Struct):
             size += _check_fields(value)
+        else:
+            _refuse(name, f"{type(value).__name__} can't be stored", "give what its type says")
     return size
+
+
+def _check_tokens(tokens: Tokens) -> int:
+    if type(tokens) is not Tokens:
+        _refuse("tokens", f"{type(tokens).__name__} is not Tokens", "give Tokens")
+    for name in tokens.__struct_fields__:
+        _check_integer(f"tokens.{name}", getattr(tokens, name))
+    return 100
 
 
 def _check_tuple(name: str, values: Any) -> int:
@@ -129,6 +178,8 @@ def _check_tuple(name: str, values: Any) -> int:
             size += 8
         elif isinstance(value, dict):
             size += check_json(name, cast("Any", value))
+        elif not isinstance(value, Draft):
+            _refuse(name, f"{type(value).__name__} can't be stored", "give what its type says")
     return size
 
 
@@ -144,6 +195,8 @@ def _limit(name: str) -> int:
 
 def check_draft(draft: Draft) -> int:
     """Check one message and return its size in bytes."""
+    if not isinstance(draft, Draft):  # pyright: ignore[reportUnnecessaryIsInstance]
+        _refuse("messages", f"{type(draft).__name__} is not a message", "give drafts")
     check_uid("uid", draft.uid)
     size = 0 if draft.text is None else _check_text("text", draft.text, TEXT_BYTES_MAX)
     if draft.user is not None:
@@ -164,10 +217,16 @@ def check_draft(draft: Draft) -> int:
 
 def _check_details(draft: Draft) -> int:
     size = 0
+    for name in ("parts", "tool_calls", "blobs"):
+        given = getattr(draft, name)
+        if type(given) is not tuple and not (name == "parts" and given is None):
+            _refuse(name, f"{type(given).__name__} is not a tuple", "give a tuple")
     if draft.parts is not None:
         for part in draft.parts:
             size += check_json("parts", part)
     for call in draft.tool_calls:
+        if type(call) is not ToolCall:
+            _refuse("tool_calls", f"{type(call).__name__} is not a tool call", "give ToolCall")
         size += _check_text("tool_calls.id", call.id, NAME_BYTES_MAX)
         size += _check_text("tool_calls.name", call.name, NAME_BYTES_MAX)
         size += _check_text("tool_calls.arguments", call.arguments, DETAILS_BYTES_MAX)
@@ -181,7 +240,7 @@ def _check_details(draft: Draft) -> int:
         if value is not None:
             size += _check_text(name, value, limit)
     if draft.tokens is not None:
-        size += _check_fields(draft.tokens)
+        size += _check_tokens(draft.tokens)
     if draft.meta is not None:
         size += check_json("meta", draft.meta)
     for blob_id in draft.blobs:
@@ -197,7 +256,7 @@ def _refuse(field: str, problem: str, hint: str) -> NoReturn:
 
 
 def _check_text(field: str, text: Any, limit: int) -> int:
-    if not isinstance(text, str):
+    if type(text) is not str:
         _refuse(field, f"{type(text).__name__} is not text", "give a string")
     if text.isascii():
         size = len(text)
@@ -216,7 +275,7 @@ def _check_text(field: str, text: Any, limit: int) -> int:
 
 
 def _check_integer(field: str, value: Any) -> None:
-    if not isinstance(value, int):
+    if type(value) is not int:
         _refuse(field, f"{type(value).__name__} is not a whole number", "give an integer")
     if not INTEGER_MIN <= value <= INTEGER_MAX:
         _refuse(field, "the integer does not fit into 64 bits", "store it as text")

@@ -47,6 +47,9 @@ class Disk:
     power loss is simulated, and real syncs are slow. With `record=False` nothing is kept but the
     count, for benchmarks. `skip` names files of the directory that are no part of the disk. A file
     outside of the directory cannot be opened.
+
+    `continues` is the recording of a process that was killed on this directory: what it had not
+    synced is there for everybody to read, and still at risk.
     """
 
     def __init__(
@@ -60,12 +63,17 @@ class Disk:
         sync_real: bool = False,
         record: bool = True,
         skip: Collection[str] = (),
+        continues: Log | None = None,
     ) -> None:
         # SQLite resolves links before it opens a file; resolved names can be compared.
         self.directory = Path(directory).resolve(strict=True)
         self.name = f"onepen-disk-{os.getpid()}-{next(_numbers)}"
-        base = _files_in(self.directory, skip) if record else {}
-        self._recorder = Recorder(base, keep=record, on_operation=on_operation)
+        before = continues
+        if before is None:
+            before = Log(_files_in(self.directory, skip) if record else {}, ())
+        self._recorder = Recorder(
+            before.base, before.entries, keep=record, on_operation=on_operation
+        )
         self._recorder.inject(*faults)
         self._vfs = DiskVFS(
             self.name,

@@ -19,7 +19,7 @@ from .disk_faults import Failure, Fault, Kind, Operation
 from .disk_log import Created, Deleted, DiskState, Entry, Log, Marked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class Recorder:
@@ -28,6 +28,7 @@ class Recorder:
     def __init__(
         self,
         base: Mapping[str, bytes],
+        entries: Sequence[Entry] = (),
         *,
         keep: bool,
         on_operation: Callable[[Operation], None] | None,
@@ -37,8 +38,8 @@ class Recorder:
         self.on_operation = on_operation
         self.operations = 0
         self._base = base
-        self._present = set(base)
-        self._entries: list[Entry] = []
+        self._entries: list[Entry] = list(entries)
+        self._present = set(self._state().files)
         self._history: list[Operation] = []
         self._faults: list[Fault] = []
         self._fired: list[Operation] = []
@@ -82,10 +83,13 @@ class Recorder:
     def durable_content(self, file: str) -> bytes:
         """Under the lock: the file as of its last good sync."""
         # From the start each time: it takes a fault to get here, and those are few.
+        return self._state().files[file].durable
+
+    def _state(self) -> DiskState:
         state = DiskState(self._base)
         for entry in self._entries:
             state.apply(entry)
-        return state.files[file].durable
+        return state
 
     def mark(self, mark: Marked) -> None:
         with self.lock:

@@ -75,7 +75,7 @@ def _refuse_known_uid(state: State, session_id: SessionId, uid: str, *, carried:
                 refuse("conflict", f"message {uid}")
 
 
-def add(state: State, session_id: SessionId, draft: Draft, **marks: Any) -> None:
+def add(state: State, session_id: SessionId, draft: Draft, /, **marks: Any) -> None:
     """One new row at the end."""
     session = state.sessions[session_id]
     for blob_id in draft.blobs:

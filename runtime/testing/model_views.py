@@ -152,9 +152,9 @@ class ModelReader:
             and (until_ms is None or s.last_ms < until_ms)
         ]
         found = [one for one in found if after is None or one[0] < after]
-        page = sorted(found, key=lambda one: one[0], reverse=True)[: max(limit, 1)]
+        page = sorted(found, key=lambda one: one[0], reverse=True)[:limit]
         listed = tuple(self._listed(s.id) for _, s in page)
-        return listed, page[-1][0] if len(page) < len(found) else None
+        return listed, page[-1][0] if page and len(page) < len(found) else None
 
     def _listed(self, session_id: SessionId) -> Listed:
         session = self.session(session_id)
@@ -187,8 +187,10 @@ class ModelReader:
             for m in self._rows(session_id)
             if (include_inactive or m.state == "active") and (after is None or place(m) > after)
         ]
-        page = rows[: max(limit, 1)]
-        return Found(messages=tuple(page), next=place(page[-1]) if len(page) < len(rows) else None)
+        page = rows[:limit]
+        return Found(
+            messages=tuple(page), next=place(page[-1]) if page and len(page) < len(rows) else None
+        )
 
     def around(self, session_id: SessionId, uid: Uid, *, before: int = 5, after: int = 5) -> Found:
         rows = [m for m in self._rows(session_id) if m.state == "active" or m.uid == uid]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import apsw
 
@@ -72,9 +72,13 @@ def open_sqlite(
     return SqliteEngine(place, clock, settings or EngineSettings(), vfs=vfs)
 
 
+def _extended_code(error: apsw.Error) -> int:
+    return cast("int", getattr(error, "extendedresult", 0))  # the stubs don't know it
+
+
 def _refused_for(error: Exception) -> Refused:
     """The receipt of a unit that SQLite, or the binding of its values, has refused."""
-    taken = isinstance(error, apsw.ConstraintError) and error.extendedresult in _TAKEN
+    taken = isinstance(error, apsw.ConstraintError) and _extended_code(error) in _TAKEN
     return Refused(
         reason="conflict" if taken else "invalid", what=type(error).__name__, given=str(error)
     )

@@ -8,7 +8,7 @@ different contents, and the order of an object's members is none.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -107,7 +107,8 @@ def same_content(stored: Iterable[SQLiteValue], draft: Draft) -> bool:
     uid, role, created_ms, user, text, details, kind = stored
     if uid != bytes.fromhex(draft.uid):
         return False
-    if int(kind) & ERASED:  # its content is gone on purpose; its identity is all there is to compare
+    # The content of an erased row is gone on purpose; its identity is all there is to compare.
+    if cast("int", kind) & ERASED:
         return True
     if (role, created_ms, user, text) != (draft.role, draft.created_ms, draft.user, draft.text):
         return False

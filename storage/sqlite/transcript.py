@@ -523,7 +523,8 @@ def _erase(tx: Transaction, command: EraseMessages) -> None:
     session.tool_call_count -= calls[0]
     tx.change(f"DELETE FROM blob_uses WHERE {rows}", scope)
     tx.change(
-        f"UPDATE messages SET kind = kind | {ERASED}, text = '', details = NULL, user = NULL WHERE {rows}",
+        f"UPDATE messages SET kind = kind | {ERASED}, text = '', details = NULL, user = NULL "
+        f"WHERE {rows}",
         scope,
     )
     _recount_active(tx, session)

@@ -7,6 +7,7 @@ Nothing here writes.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,6 +94,33 @@ def _session_of(row: tuple[Any, ...]) -> Session:
     )
 
 
+_TEXTS = {1: "s.key", 4: "s.source", 5: "s.user", 6: "s.model", 7: "s.title", 11: "s.end_reason"}
+_META = 15
+# The same columns for rows whose text is not valid UTF-8: text comes as bytes.
+_SESSION_RAW = (
+    re.sub(
+        "|".join(rf"{re.escape(column)}\b" for column in (*_TEXTS.values(), "s.meta")),
+        lambda column: f"CAST({column[0]} AS BLOB)",
+        _SESSION.partition("FROM")[0],
+    )
+    + "FROM"
+    + _SESSION.partition("FROM")[2]
+)
+
+
+def _mended_session_of(row: tuple[Any, ...]) -> Session:
+    """A session whose text can't be read as it is: shown with replacement characters."""
+    readable = list(row)
+    for column in _TEXTS:
+        if readable[column] is not None:
+            readable[column] = readable[column].decode(errors="replace")
+    try:
+        return _session_of(tuple(readable))
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        readable[_META] = None
+        return _session_of(tuple(readable))
+
+
 class SqliteReader(WorkViews):
     """One snapshot of the database."""
 
@@ -120,14 +148,26 @@ class SqliteReader(WorkViews):
         )
 
     def session(self, session_id: SessionId) -> Session | None:
-        row = self._one(f"{_SESSION} WHERE s.id = ?", (session_id,))
-        return None if row is None else _session_of(row)
+        return next(iter(self._sessions("{session} WHERE s.id = ?", (session_id,))), None)
 
     def session_of_key(self, key: SessionKey) -> Session | None:
-        row = self._one(f"{_SESSION} JOIN routes r ON r.session_id = s.id WHERE r.key = ?", (key,))
-        return None if row is None else _session_of(row)
+        sql = "{session} JOIN routes r ON r.session_id = s.id WHERE r.key = ?"
+        return next(iter(self._sessions(sql, (key,))), None)
+
+    def _sessions(self, sql: str, parameters: tuple[SQLiteValue, ...]) -> list[Session]:
+        """Sessions by a query that selects `{session}`."""
+        try:
+            rows = self._all(sql.format(session=_SESSION), parameters)
+            return [_session_of(row) for row in rows]
+        except (UnicodeDecodeError, msgspec.DecodeError):
+            rows = self._all(sql.format(session=_SESSION_RAW), parameters)
+            return [_mended_session_of(row) for row in rows]
 
     def find_session(self, given: str) -> Session:
+        try:
+            given.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair: nothing stored holds one
+            raise MissingError(f"a session with id, prefix or title {given!r}") from None
         for find in (self.session, self._by_prefix, self._by_title):
             found = find(SessionId(given))
             if found is not None and not found.hidden:
@@ -157,14 +197,16 @@ class SqliteReader(WorkViews):
                 (f"{title} #", f"{title} #:"),
             )
             numbered = [
-                (int(t[len(title) + 2 :]), i) for i, t in rows if t[len(title) + 2 :].isdigit()
+                (int(number), i)
+                for i, number in ((i, t[len(title) + 2 :]) for i, t in rows)
+                if number.isascii() and number.isdigit()  # other scripts have digits, too
             ]
             return self.tip(max(numbered)[1]) if numbered else None
         return self.tip(row[0])
 
     def lineage(self, session_id: SessionId) -> tuple[Session, ...]:
-        rows = self._all(
-            f"""WITH RECURSIVE
+        sessions = self._sessions(
+            """WITH RECURSIVE
               up (n, parent, depth) AS (
                 SELECT n, parent, 0 FROM sessions WHERE id = ?
                 UNION SELECT s.n, s.parent, up.depth + 1 FROM sessions s JOIN up ON s.n = up.parent
@@ -172,13 +214,13 @@ class SqliteReader(WorkViews):
               down (n, depth) AS (
                 SELECT n, 0 FROM sessions WHERE id = ?
                 UNION SELECT s.n, down.depth + 1 FROM sessions s JOIN down ON s.parent = down.n
-                WHERE s.edge = 'rotation' AND down.depth < 100000),
+                WHERE s.edge = 'rotation' AND s.hidden = 0 AND down.depth < 100000),
               line (n, place) AS (
                 SELECT n, -depth FROM up UNION SELECT n, depth FROM down)
-            {_SESSION} JOIN line ON line.n = s.n ORDER BY line.place""",
+            {session} JOIN line ON line.n = s.n ORDER BY line.place""",
             (session_id, session_id),
         )
-        return tuple(_session_of(row) for row in rows)
+        return tuple(sessions)
 
     def tip(self, session_id: SessionId) -> Session | None:
         seen: set[str] = set()
@@ -188,7 +230,7 @@ class SqliteReader(WorkViews):
             row = self._one(
                 "SELECT c.id FROM sessions p JOIN sessions c ON c.parent = p.n AND c.edge = "
                 "'rotation' "
-                "WHERE p.id = ?",
+                "WHERE p.id = ? AND c.hidden = 0",
                 (current,),
             )
             if row is None:
@@ -210,7 +252,8 @@ class SqliteReader(WorkViews):
         conditions = [
             "s.deleted = 0",
             "s.hidden = 0",
-            "NOT EXISTS (SELECT 1 FROM sessions c WHERE c.parent = s.n AND c.edge = 'rotation')",
+            "NOT EXISTS (SELECT 1 FROM sessions c WHERE c.parent = s.n AND c.edge = 'rotation' "
+            "AND c.hidden = 0)",
         ]
         parameters: list[SQLiteValue] = []
         for condition, value in (
@@ -232,17 +275,17 @@ class SqliteReader(WorkViews):
             (*parameters, limit),
         )
         listed = tuple(self._listed(row[0], row[2]) for row in rows)
-        following = (rows[-1][1], rows[-1][2]) if len(rows) == limit else None
+        following = (rows[-1][1], rows[-1][2]) if rows and len(rows) == limit else None
         return listed, following
 
     def _listed(self, session_id: SessionId, n: int) -> Listed:
         session = self.session(session_id)
         assert session is not None
+        # As bytes, because SQL's text functions stop at a NUL; no character has more than four.
         row = self._one(
-            "SELECT CAST(substr(text, 1, ?) AS BLOB) FROM messages "
-            "WHERE session = ? AND state = 0 AND role = 'user' AND text IS NOT NULL ORDER BY seq "
-            "LIMIT 1",
-            (PREVIEW_LENGTH_MAX, n),
+            "SELECT substr(CAST(text AS BLOB), 1, ?) FROM messages WHERE session = ? "
+            "AND state = 0 AND role = 'user' AND text IS NOT NULL ORDER BY seq LIMIT 1",
+            (PREVIEW_LENGTH_MAX * 4, n),
         )
         length = self._one(
             "WITH RECURSIVE up (n, edge, parent, depth) AS (SELECT n, edge, parent, 1 FROM "
@@ -254,7 +297,7 @@ class SqliteReader(WorkViews):
             (n,),
         )
         assert length is not None
-        preview = None if row is None else row[0].decode(errors="replace")
+        preview = None if row is None else row[0].decode(errors="replace")[:PREVIEW_LENGTH_MAX]
         return Listed(session=session, preview=preview, lineage_length=length[0])
 
     # Transcripts -----------------------------------------------------------------------------
@@ -292,7 +335,7 @@ class SqliteReader(WorkViews):
             (n, place, seq, limit),
         )
         page = sorted([*rows, *summaries], key=_standing)[:limit]
-        following = _standing(page[-1]) if len(page) == limit else None
+        following = _standing(page[-1]) if page and len(page) == limit else None
         return Found(messages=tuple(page), next=following)
 
     def around(self, session_id: SessionId, uid: Uid, *, before: int = 5, after: int = 5) -> Found:

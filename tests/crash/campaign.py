@@ -18,6 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import apsw
 
 from onepen.runtime.testing import Disk, Failure, Fault, Image, Kind, Log, Operation, images
 from onepen.runtime.testing.invariants import (
@@ -31,6 +35,7 @@ from onepen.runtime.testing.invariants import (
 from onepen.runtime.testing.workloads import START_MS, WORKLOADS, Batch, Step, Workload
 from onepen.storage.engine import EngineSettings
 from onepen.storage.errors import BatchUnknownError, OnepenError, StorageError
+from onepen.storage.sqlite import connection
 from onepen.storage.sqlite.engine import SqliteEngine, open_sqlite
 from onepen.storage.units import Durable, Refused
 
@@ -330,6 +335,8 @@ class Plan:
     fault: Fault
     in_reopen: Fault | None = None
     """Its `at` counts from the first operation of the reopening."""
+    count_reads: bool = False
+    """Whether reads are operations as well."""
 
 
 class FaultyRun:
@@ -351,11 +358,10 @@ class FaultyRun:
         self.commit_seq = 0
         self.reopen_operations = 0
         self.engine: SqliteEngine | None = None
-        with Disk(directory, faults=[plan.fault]) as disk:
+        with Disk(directory, faults=[plan.fault], count_reads=plan.count_reads) as disk:
             self.disk = disk
             self._drive()
             self.fired = disk.fired
-            self.operations = disk.operations
             self.log = disk.log
 
     def _drive(self) -> None:
@@ -457,9 +463,9 @@ def io_error(start: Prepared, plan: Plan) -> tuple[list[Violation], FaultyRun]:
         found = list(run.violations)
         dump, _, damage = inspect(directory)
         found += [*damage, *compare(start.dumps[-1], dump)]
-        for point, acked, commit_seq in run.deaths[:2]:
+        for point, acked, commit_seq in run.deaths[: 2 if PROOF else 1]:
             # Nothing survives: a power loss. All of it survives: a process that died.
-            for image in images(run.log, torn=1, start=point, stop=point + 1):
+            for image in images(run.log, torn=int(PROOF), start=point, stop=point + 1):
                 left = image.write_to(root / "left")
                 violations = check_directory(start, left, acked, commit_seq)
                 found += [Violation(f"died at {image.name}: {v.rule}", v.found) for v in violations]
@@ -467,11 +473,11 @@ def io_error(start: Prepared, plan: Plan) -> tuple[list[Violation], FaultyRun]:
         return found, run
 
 
-def operations_of(start: Prepared) -> tuple[Operation, ...]:
+def operations_of(start: Prepared, *, count_reads: bool = False) -> tuple[Operation, ...]:
     """Every I/O operation of an undisturbed run."""
     with scratch() as root:
         directory = start.write_to(root / "disk")
-        with Disk(directory) as disk:
+        with Disk(directory, count_reads=count_reads) as disk:
             rig = Rig(directory, disk.name)
             rig.run(start.workload.steps)
             rig.engine.close()
@@ -493,3 +499,18 @@ def plans_for(operations: Sequence[Operation]) -> Iterator[Plan]:
             if operation.kind in kinds:
                 for sticky in (False, True):
                     yield Plan(Fault(operation.number, failure, sticky=sticky))
+
+
+@contextmanager
+def spilling() -> Iterator[None]:
+    """Engines opened in this block have room for a few pages only, and write while they stage."""
+    opened = connection.open_writer
+
+    def open_writer(*args: Any, **kwargs: Any) -> apsw.Connection:
+        db = opened(*args, **kwargs)
+        db.pragma("cache_size", 3)
+        db.pragma("cache_spill", 3)
+        return db
+
+    with patch.object(connection, "open_writer", open_writer):
+        yield

@@ -531,3 +531,23 @@ def test_a_closed_disk_is_not_registered_any_more(tmp_path: Path) -> None:
     with Disk(tmp_path) as disk, Disk(tmp_path) as other:
         assert {disk.name, other.name} <= set(apsw.vfs_names())
     assert not {disk.name, other.name} & set(apsw.vfs_names())
+
+
+def test_what_a_killed_process_had_not_synced_stays_at_risk(tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    live.mkdir()
+    with Disk(live) as disk:
+        connection = connect(disk)
+        commit(connection, 0)
+        disk.inject(Fault(disk.operations, kinds=frozenset({Kind.SYNC})))
+        with pytest.raises(apsw.IOError):
+            commit(connection, 1)
+        log = disk.log
+        close(connection)
+    left = final_image(log).write_to(tmp_path / "left")
+    with Disk(left, continues=log) as disk:
+        connection = apsw.Connection(str(left / DATABASE), vfs=disk.name)
+        assert run(connection, "select distinct number from toy") == [(0,), (1,)]
+        lost, *_ = images(disk.log, start=len(disk.log.entries))
+        close(connection)
+    assert survivors(lost, tmp_path / "images") == [0]

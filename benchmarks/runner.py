@@ -1,0 +1,162 @@
+"""Runs the cells, each in a process of its own, contenders taking turns inside each round."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from . import growth, surroundings
+from .cells import ALTERNATIVES, Cell, Condition, Contender, Disk, Outcome, Sample
+from .growth import GrowthSample
+from .plan import Pace, conditions, contenders
+from .surroundings import Machine, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CELL_TIMEOUT_S = 120
+
+
+class Results(Struct, frozen=True):
+    """Everything a run found; what `--json` writes."""
+
+    machine: Machine
+    pace: Pace
+    sync_us: dict[Disk, float]
+    samples: list[Sample]
+    growth: list[GrowthSample]
+    remarks: list[str]
+
+
+class Runner:
+    """One run: its folder, what it may use, what it has found."""
+
+    def __init__(
+        self, pace: Pace, parts: frozenset[str], tell: Callable[[str, int, int], None]
+    ) -> None:
+        self._pace = pace
+        self._parts = set(parts)
+        self._tell = tell
+        self._remarks: list[str] = []
+        self._slow: dict[str, str] = {}
+        self._python: Path | None = None
+        surroundings.BUILD.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="run-", dir=surroundings.BUILD))
+
+    def run(self) -> Results:
+        try:
+            self._prepare()
+            samples = self._run_cells()
+            found = self._run_growth() if "growth" in self._parts else []
+            disks: dict[Disk, dict[str, str]] = {"native": {}}
+            if self._slow:
+                disks["1 ms"] = self._slow
+            return Results(
+                machine=surroundings.describe_machine(),
+                pace=self._pace,
+                sync_us={
+                    disk: surroundings.sync_cost_us(self._folder, variables)
+                    for disk, variables in disks.items()
+                },
+                samples=samples,
+                growth=found,
+                remarks=self._remarks,
+            )
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _prepare(self) -> None:
+        if "slow" in self._parts:
+            try:
+                self._slow = surroundings.slow_disk()
+            except Unavailable as error:
+                self._leave_out("slow", error)
+        if "alternatives" in self._parts:
+            self._tell("building the alternatives' environment (once)", 0, 1)
+            try:
+                self._python = surroundings.alternatives_python()
+            except Unavailable as error:
+                self._leave_out("alternatives", error)
+
+    def _leave_out(self, part: str, why: Exception) -> None:
+        self._parts.discard(part)
+        self._remarks.append(str(why))
+
+    def _run_cells(self) -> list[Sample]:
+        parts = frozenset(self._parts)
+        work: list[tuple[int, Condition, Contender]] = []
+        for turn in range(self._pace.rounds):
+            for condition in conditions(parts):
+                names = contenders(condition, parts)
+                # Another one begins in each round, so that nobody always follows the same neighbour.
+                start = turn % max(1, len(names))
+                work.extend((turn, condition, name) for name in names[start:] + names[:start])
+        samples: list[Sample] = []
+        for number, (turn, condition, contender) in enumerate(work):
+            label = f"{contender}, {condition.producers} producers, {condition.synchronous}, {condition.disk} disk"
+            self._tell(label, number, len(work))
+            if (outcome := self._run_cell(contender, condition)) is not None:
+                samples.append(Sample(contender, condition, turn, outcome))
+        return samples
+
+    def _run_cell(
+        self, contender: Contender, condition: Condition, database: Path | None = None
+    ) -> Outcome | None:
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        cell = Cell(
+            contender=contender,
+            condition=condition,
+            folder=str(folder),
+            warm_up_s=self._pace.warm_up_s,
+            window_s=self._pace.window_s,
+            database=None if database is None else str(database),
+        )
+        given = msgspec.json.encode(cell).decode()
+        if contender in ALTERNATIVES:
+            command = [str(self._python), str(surroundings.HERE / "alternatives.py"), given]
+        else:
+            command = [sys.executable, "-m", f"{__package__}.child", given]
+        variables = self._slow if condition.disk == "1 ms" else {}
+        try:
+            done = subprocess.run(
+                command,
+                cwd=surroundings.ROOT,
+                env={**os.environ, **variables},
+                capture_output=True,
+                timeout=CELL_TIMEOUT_S,
+                check=True,
+            )
+            return msgspec.json.decode(done.stdout, type=Outcome)
+        except (subprocess.SubprocessError, msgspec.DecodeError) as error:
+            output = getattr(error, "stderr", None) or b""
+            last = output.decode(errors="replace").strip().splitlines()[-1:]
+            self._remarks.append(f"{contender} at {condition.producers} failed: {last or error}")
+            return None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run_growth(self) -> list[GrowthSample]:
+        paths: dict[str, Path] = {}
+        for number, history in enumerate(growth.HISTORIES):
+            self._tell(f"building a database: {history.name}", number, len(growth.HISTORIES))
+            paths[history.name] = self._folder / f"growth-{number}.db"
+            growth.build(history, paths[history.name])
+        condition = Condition(growth.PRODUCERS, "FULL", "native")
+        samples: list[GrowthSample] = []
+        rounds, names = self._pace.growth_rounds, list(paths)
+        for turn in range(rounds):
+            start = turn % len(names)
+            for name in names[start:] + names[:start]:
+                self._tell(f"growth: {name}", len(samples), rounds * len(names))
+                outcome = self._run_cell("writer", condition, paths[name])
+                if outcome is not None:
+                    samples.append(GrowthSample(name, turn, outcome))
+        return samples

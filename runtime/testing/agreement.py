@@ -1,0 +1,200 @@
+"""Every read view of an engine at once, for comparison with the model or with another run.
+
+`names_in` gathers the names that units mention, `views_of` asks every view of a reader about each of
+them. Two readers that agree on all of it hold the same data, as far as anybody can tell. Cursors of
+pages are an engine's own business and left out: pages are followed to their end instead.
+
+Must never look behind a reader: what no view shows is not compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from ...storage.errors import AmbiguousError, MissingError
+from ...storage.records import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ...storage.engine import Reader
+    from ...storage.records import Message
+    from ...storage.units import Unit
+
+PAGE = 7  # small and odd, so that pages end in the middle of things
+
+
+@dataclass
+class Names:
+    """Names that were mentioned, in the order of their appearance."""
+
+    keys: dict[Any, None] = field(default_factory=dict)
+    sessions: dict[Any, None] = field(default_factory=dict)
+    uids: dict[Any, None] = field(default_factory=dict)
+    turns: dict[Any, None] = field(default_factory=dict)
+    inbound: dict[Any, None] = field(default_factory=dict)
+    sources: dict[Any, None] = field(default_factory=dict)
+    titles: dict[Any, None] = field(default_factory=dict)
+    deliveries: dict[Any, None] = field(default_factory=dict)
+    chunks: dict[Any, None] = field(default_factory=dict)
+    marks: dict[Any, None] = field(default_factory=dict)
+    times: dict[Any, None] = field(default_factory=dict)
+
+
+_KIND_OF_FIELD = {
+    "key": "keys",
+    "session_id": "sessions",
+    "parent_id": "sessions",
+    "child_id": "sessions",
+    "turn_id": "turns",
+    "source": "sources",
+    "title": "titles",
+    "delivery_id": "deliveries",
+    "at_ms": "times",
+    "due_ms": "times",
+}
+
+
+def names_in(units: Iterable[Unit], names: Names | None = None) -> Names:
+    """The names in these units, added to those given."""
+    names = Names() if names is None else names
+    for unit in units:
+        for command in unit.commands:
+            _gather(command, names)
+    return names
+
+
+def _gather(command: Any, names: Names) -> None:
+    for name in command.__struct_fields__:
+        value: Any = getattr(command, name)
+        for draft in value if isinstance(value, tuple) else (value,):
+            if isinstance(draft, Draft):
+                names.uids[draft.uid] = None
+        if value is not None and name in _KIND_OF_FIELD:
+            getattr(names, _KIND_OF_FIELD[name])[value] = None
+    if hasattr(command, "inbound_id"):
+        names.inbound[command.source, command.inbound_id] = None
+    if hasattr(command, "blob_id"):
+        names.chunks[command.blob_id, getattr(command, "index", 0)] = None
+    if hasattr(command, "value"):
+        names.marks[command.name] = None
+
+
+def views_of(reader: Reader, names: Names) -> dict[str, Any]:
+    """What the reader says about all of them; equal answers are equal values."""
+    views: dict[str, Any] = {}
+
+    def ask(view: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        asked = ", ".join([*map(repr, arguments), *(f"{k}={v!r}" for k, v in options.items())])
+        try:
+            answer = view(*arguments, **options)
+        except (MissingError, AmbiguousError) as error:
+            answer = f"{type(error).__name__}: {error}"
+        views[f"{view.__name__}({asked})"] = _plain(answer)
+
+    _ask_about_sessions(reader, names, ask)
+    _ask_about_work(reader, names, ask)
+    return views
+
+
+def _plain(value: Any) -> Any:
+    """The same in a form that is equal only for equal content: in Python 1, 1.0 and True are one."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+        return (type(value).__name__, fields)
+    if isinstance(value, dict):
+        members = cast("dict[Any, Any]", value)
+        return {name: _plain(member) for name, member in members.items()}
+    if isinstance(value, list | tuple):
+        items = cast("list[Any]", value)
+        return (type(items).__name__, [_plain(item) for item in items])
+    return (type(value).__name__, value)
+
+
+def _ask_about_sessions(reader: Reader, names: Names, ask: Callable[..., None]) -> None:
+    for key in names.keys:
+        ask(reader.route, key)
+        ask(reader.session_of_key, key)
+        ask(_listed(reader), key=key)
+    for source in (None, *names.sources):
+        for archived in (None, False, True):
+            ask(_listed(reader), source=source, archived=archived)
+    times = list(names.times)[:: max(1, len(names.times) // 3)]
+    for time in times:
+        ask(_listed(reader), since_ms=time, archived=None)
+        ask(_listed(reader), until_ms=time, archived=None)
+    for title in names.titles:
+        for found in (title, title.rpartition(" #")[0] or title, f"{title} #2"):
+            ask(reader.find_session, found)
+    for session_id in names.sessions:
+        ask(reader.session, session_id)
+        ask(reader.find_session, session_id)
+        ask(reader.find_session, session_id[:-1])
+        ask(reader.lineage, session_id)
+        ask(reader.tip, session_id)
+        ask(reader.revision, session_id)
+        ask(reader.seqs, session_id, tuple(names.uids))
+        ask(reader.usage, session_id)
+        for include_inactive in (False, True):
+            ask(_transcript(reader), session_id, include_inactive=include_inactive)
+        for uid in list(names.uids)[:: max(1, len(names.uids) // 4)]:
+            ask(reader.around, session_id, uid, before=2, after=1)
+
+
+def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> None:
+    for key in (None, *names.keys):
+        ask(reader.unfinished_turns, key)
+        ask(reader.questions, key)
+    for key in names.keys:
+        ask(reader.waiting_inbound, key)
+    for turn_id in names.turns:
+        ask(reader.turn, turn_id)
+        ask(reader.effects, turn_id)
+    for source, inbound_id in names.inbound:
+        ask(reader.inbound, source, inbound_id)
+    for source in (None, *names.sources):
+        ask(reader.open_deliveries, source)
+    for delivery_id in names.deliveries:
+        ask(reader.delivery, delivery_id)
+    for blob_id, index in names.chunks:
+        ask(reader.blob, blob_id)
+        ask(reader.blob_chunk, blob_id, index)
+    for name in names.marks:
+        ask(reader.mark, name)
+    for time in (None, *list(names.times)[:: max(1, len(names.times) // 3)]):
+        ask(reader.timers, time)
+    ask(reader.inbox_pruned_version)
+    ask(reader.dead_letters)
+    ask(reader.usage)
+
+
+def _listed(reader: Reader) -> Callable[..., Any]:
+    def listing(**options: Any) -> Any:
+        return followed(lambda after: reader.listing(**options, limit=PAGE, after=after))
+
+    return listing
+
+
+def _transcript(reader: Reader) -> Callable[..., Any]:
+    def transcript(session_id: Any, **options: Any) -> Any:
+        def page(after: tuple[int, int] | None) -> tuple[Iterable[Message], Any]:
+            found = reader.transcript(session_id, **options, limit=PAGE, after=after)
+            return found.messages, found.next
+
+        return followed(page)
+
+    return transcript
+
+
+def followed(page: Callable[[Any], tuple[Iterable[Any], Any]]) -> tuple[Any, ...]:
+    """All pages, one after the other."""
+    rows: list[Any] = []
+    after = None
+    while True:
+        found, after = page(after)
+        rows.extend(found)
+        if after is None:
+            return tuple(rows)
