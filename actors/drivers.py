@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, final
 
 import trio
 from msgspec import Struct
@@ -94,6 +94,7 @@ class ThreadDriver:
         self._abandoned = threading.Event()
         self._ending = threading.Lock()  # the thread's last step against being left behind
         self._finished = self._left_behind = False
+        self._upkeep: Literal["none", "running", "done"] = "none"
         self._ended = trio.Event()
         self._error: BaseException | None = None
         self._token = trio.lowlevel.current_trio_token()
@@ -145,8 +146,7 @@ class ThreadDriver:
             if not pen.take(wait_s=0):
                 if self._stopping:
                     return
-                if pen.engine.maintain(idle=True):
-                    continue
+                self._look_after_upkeep(idle=True)
                 if not pen.take(wait_s=None):
                     continue
             started_s = self._clock.monotonic()
@@ -165,7 +165,23 @@ class ThreadDriver:
             # Behind the commit: a receipt promises durability.
             self._tell(self._intake.on_progress, progress)
             self._backoff.reset()
-            pen.engine.maintain(idle=False)
+            self._look_after_upkeep(idle=False)
+
+    def _look_after_upkeep(self, *, idle: bool) -> None:
+        """Start upkeep beside us when it is due, and finish it once that thread is done."""
+        if self._upkeep == "done":
+            self._upkeep = "none"
+            self._pen.engine.finish_upkeep()
+        elif self._upkeep == "none" and self._pen.engine.upkeep_due(idle=idle):
+            self._upkeep = "running"
+            threading.Thread(target=self._keep_up, name="onepen upkeep", daemon=True).start()
+
+    def _keep_up(self) -> None:
+        try:
+            self._pen.engine.upkeep()
+        finally:
+            self._upkeep = "done"
+            self._pen.ledger.wake()  # an idle writer finishes it at once
 
     def _recover(self) -> None:
         while not self._abandoned.is_set():

@@ -19,7 +19,9 @@ from importlib import import_module
 from typing import Any
 
 TEXT_BYTES = 400
-THREAD_MESSAGES = 10  # a checkpoint holds the whole list: a new thread after this many keeps it short
+THREAD_MESSAGES = (
+    10  # a checkpoint holds the whole list: a new thread after this many keeps it short
+)
 TEXTS = tuple(
     " ".join(f"{word * 7919 + text * 104729:x}" for word in range(TEXT_BYTES))[:TEXT_BYTES]
     for text in range(64)

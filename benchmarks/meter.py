@@ -79,7 +79,8 @@ def message_bytes(path: str) -> float:
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         marks = ", ".join("?" * len(MESSAGE_TABLES))
         size = db.execute(
-            f"SELECT sum(pgsize) FROM dbstat WHERE aggregate = TRUE AND name IN ({marks})", MESSAGE_TABLES
+            f"SELECT sum(pgsize) FROM dbstat WHERE aggregate = TRUE AND name IN ({marks})",
+            MESSAGE_TABLES,
         ).get
         count = db.execute("SELECT count(*) FROM messages").get
     finally:

@@ -164,4 +164,3 @@ def _appender(commit: GroupCommit, number: int) -> Callable[[], Awaitable[None]]
         seq += 1
 
     return append
-

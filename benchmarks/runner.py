@@ -144,19 +144,21 @@ class Runner:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run_growth(self) -> list[GrowthSample]:
-        paths: dict[str, Path] = {}
-        for number, history in enumerate(growth.HISTORIES):
-            self._tell(f"building a database: {history.name}", number, len(growth.HISTORIES))
-            paths[history.name] = self._folder / f"growth-{number}.db"
-            growth.build(history, paths[history.name])
         condition = Condition(growth.PRODUCERS, "FULL", "native")
         samples: list[GrowthSample] = []
-        rounds, names = self._pace.growth_rounds, list(paths)
+        rounds, histories = self._pace.growth_rounds, growth.HISTORIES
         for turn in range(rounds):
-            start = turn % len(names)
-            for name in names[start:] + names[:start]:
-                self._tell(f"growth: {name}", len(samples), rounds * len(names))
-                outcome = self._run_cell("writer", condition, paths[name])
+            start = turn % len(histories)
+            for history in histories[start:] + histories[:start]:
+                self._tell(f"growth: {history.name}", len(samples), rounds * len(histories))
+                path = self._folder / f"growth-{histories.index(history)}.db"
+                # The smallest one would not stay small: it is made anew for each round.
+                if history is histories[0]:
+                    for file in self._folder.glob(f"{path.name}*"):
+                        file.unlink()
+                if not path.exists():
+                    growth.build(history, path)
+                outcome = self._run_cell("writer", condition, path)
                 if outcome is not None:
-                    samples.append(GrowthSample(name, turn, outcome))
+                    samples.append(GrowthSample(history.name, turn, outcome))
         return samples

@@ -291,13 +291,14 @@ def check_json(field: str, root: Any) -> int:
         value, depth = stack.pop()
         if depth > DEPTH_MAX:
             _refuse(field, "it is nested too deeply", f"keep it within {DEPTH_MAX} levels")
-        if type(value) is dict:
+        kind: object = type(value)  # as an object, so that nothing is narrowed to unknown types
+        if kind is dict:
             for key, member in value.items():
                 if type(key) is not str:
                     _refuse(field, "an object's member name is not a string", "use string keys")
                 size += _check_text(field, key, DETAILS_BYTES_MAX) + 4
                 stack.append((member, depth + 1))
-        elif type(value) is list:
+        elif kind is list:
             stack.extend((member, depth + 1) for member in value)
         else:
             size += _check_scalar(field, value)
@@ -308,7 +309,7 @@ def check_json(field: str, root: Any) -> int:
 
 
 def _check_scalar(field: str, value: Any) -> int:
-    kind = cast("type", type(value))
+    kind: Any = type(value)
     if kind is str:
         return _check_text(field, value, DETAILS_BYTES_MAX)
     if kind is int:

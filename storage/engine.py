@@ -198,8 +198,20 @@ class Engine(Protocol):
         """One snapshot. Any thread; waits while all readers are in use."""
         ...
 
+    def upkeep_due(self, *, idle: bool) -> bool:
+        """Whether there is upkeep to do; when idle, sooner."""
+        ...
+
+    def upkeep(self) -> None:
+        """The bulk of it, beside the writer: from another thread, on a connection of its own."""
+        ...
+
+    def finish_upkeep(self) -> None:
+        """The rest of it, which needs the writer's own thread, and little of its time."""
+        ...
+
     def maintain(self, *, idle: bool) -> bool:
-        """One small step of upkeep on the writer's thread; false when there was nothing to do."""
+        """All of it on one thread, if it is due; false when there was nothing to do."""
         ...
 
     def statistics(self) -> EngineStatistics: ...

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import apsw
@@ -106,6 +107,8 @@ class SqliteEngine:
             self._vfs = vfs
         self.free_bytes: Callable[[], int] | None = place.free_bytes if place else None
         self._db: apsw.Connection | None = None
+        self._upkeep_db: apsw.Connection | None = None
+        self._upkeep_lock = threading.Lock()
         self._readers = Readers(self._open_reader, settings.readers_max)
         self._epoch = 0
         self._wal_pages = 0
@@ -342,20 +345,40 @@ class SqliteEngine:
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
-    def maintain(self, *, idle: bool) -> bool:
-        """Copy the log into the file: a slice when there is nothing else to do, or when it has
-        grown long.
-        """
-        limit = self._settings.wal_pages_checkpoint * (1 if idle else 16)
-        if not self._durable or self._db is None or self._wal_pages < limit:
-            return False
+    def upkeep_due(self, *, idle: bool) -> bool:
+        limit = self._settings.wal_pages_checkpoint * (1 if idle else 4)
+        return self._durable and self._wal_pages >= limit
+
+    def upkeep(self) -> None:
+        """Copy the log into the file. Readers and the writer go on meanwhile."""
+        with self._upkeep_lock:
+            if self._db is None:
+                return
+            try:
+                if self._upkeep_db is None:
+                    self._upkeep_db = connection.open_writer(
+                        self._name, self._settings, vfs=self._vfs, durable=True
+                    )
+                self._upkeep_db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            except (apsw.Error, StorageError) as error:
+                # The log stays and keeps everything; a sick disk shows itself at the next commit.
+                logger.warning("copying the log failed and is tried again: %s", error)
+
+    def finish_upkeep(self) -> None:
+        """Copy the few pages that came meanwhile: a log that is copied to its end starts over."""
+        if self._db is None:
+            return
         try:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            self._wal_pages = 0  # the next commit tells how long the log still is
         except apsw.Error as error:
-            # The log stays and keeps everything; a sick disk shows itself at the next commit.
-            logger.warning("a checkpoint failed and is tried again: %s", error)
+            logger.warning("copying the log failed and is tried again: %s", error)
+        self._wal_pages = 0  # the next commit tells how long the log is
+
+    def maintain(self, *, idle: bool) -> bool:
+        if not self.upkeep_due(idle=idle):
             return False
+        self.upkeep()
+        self.finish_upkeep()
         return True
 
     @property

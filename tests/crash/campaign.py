@@ -23,7 +23,17 @@ from unittest.mock import patch
 
 import apsw
 
-from onepen.runtime.testing import Disk, Failure, Fault, Image, Kind, Log, Operation, images
+from onepen.runtime.testing import (
+    Disk,
+    Failure,
+    Fault,
+    Image,
+    Kind,
+    Log,
+    Operation,
+    Synced,
+    images,
+)
 from onepen.runtime.testing.invariants import (
     Dump,
     Violation,
@@ -514,3 +524,55 @@ def spilling() -> Iterator[None]:
 
     with patch.object(connection, "open_writer", open_writer):
         yield
+
+
+# A kill, a restart, a power loss -------------------------------------------------------------------
+
+
+def final_image(log: Log) -> Image:
+    """All that was written, synced or not: what a killed process leaves to the next one."""
+    *_, image = images(log, torn=0, start=len(log.entries))
+    return image
+
+
+def restart_then_power_loss(start: Prepared, log: Log) -> Tally:
+    """The process dies where the log ends, the next one goes on with it; then the power goes.
+
+    What the new process has acknowledged must be there, however much of it was found stored already; and so
+    must everything that its readers could see, acknowledged or not.
+    """
+    tally = Tally()
+    killed = len(log.entries)
+    with scratch() as root:
+        image = final_image(log)
+        directory = image.write_to(root / "killed")
+        acked, _ = acknowledged(image)
+        with Disk(directory, continues=log) as disk:
+            rig = Rig(directory, disk.name, lambda n, seq: disk.mark("ack", (n, seq)))
+            dump, _, _ = inspect(directory)
+            seen = stored_batches(start, dump)
+            disk.mark("seen", seen)
+            rig.run(start.workload.batches[acked:], first=acked, stored=seen or 0)
+            rig.engine.close()
+            log = disk.log
+        tally.violations += rig.violations
+        if seen is None:
+            tally.violations.append(Violation("a batch is whole or absent", "after the kill"))
+            return tally
+        for image in images(log, torn=1, start=killed):
+            promised, commit_seq = acknowledged(image)
+            if image.payloads("seen"):
+                promised = max(promised, seen)
+            left = image.write_to(root / "left")
+            found = check_directory(start, left, promised, commit_seq)
+            tally.add(image.name, found)
+            shutil.rmtree(left)
+    return tally
+
+
+def killed_at_syncs(start: Prepared) -> Iterator[Log]:
+    """The recording, ended right before each of its syncs of the write-ahead log."""
+    log = record(start)
+    for point, entry in enumerate(log.entries):
+        if isinstance(entry, Synced) and entry.file.endswith("-wal"):
+            yield Log(log.base, log.entries[:point])
