@@ -1,1 +1,3 @@
-"""What writing a message costs: the Writer beside its limits and its alternatives, in one interleaved run."""
+"""What writing a message costs: the Writer beside its limits and its alternatives, in one
+interleaved run.
+"""

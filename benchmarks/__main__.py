@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from . import docs
+from . import docs, surroundings
 from .plan import FULL_PACE, PARTS, QUICK_PACE, Pace
 from .runner import Results, Runner
 from .tables import Table, all_tables
@@ -96,7 +96,7 @@ def main(
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
     if write_docs:
         docs.write(results)
-        console.print(f"wrote {docs.PAGE.relative_to(docs.ROOT)} and the plots beside it")
+        console.print(f"wrote {docs.PAGE.relative_to(surroundings.ROOT)} and the plots beside it")
 
 
 if __name__ == "__main__":

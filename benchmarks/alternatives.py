@@ -1,8 +1,9 @@
-"""The same work on other libraries' stores. A script: run by the Python of an environment that has them.
+"""The same work on other libraries' stores. A script: run by the Python of an environment that has
+them.
 
-`python alternatives.py CELL` prints an outcome; both are the JSON of `cells.py`. It imports nothing of this
-package, and reaches each library's connection only to read back and set the two pragmas that decide what an
-acknowledgement is worth, and to ask how large the file is.
+`python alternatives.py CELL` prints an outcome; both are the JSON of `cells.py`. It imports nothing
+of this package, and reaches each library's connection only to read back and set the two pragmas
+that decide what an acknowledgement is worth, and to ask how large the file is.
 
 Producers are asyncio tasks, because these libraries are made for asyncio or for plain threads.
 """
@@ -84,14 +85,15 @@ async def _run(cell: Any, appenders: list[Append]) -> dict[str, Any]:
     return meter.outcome()
 
 
-# openai-agents -------------------------------------------------------------------------------------
+# openai-agents --------------------------------------------------------------------------------
 
 
 async def run_openai_agents(cell: Any) -> dict[str, Any]:
     """One `SQLiteSession` for each producer, `add_items` with one message.
 
-    It sets WAL by itself and leaves `synchronous` as SQLite was built, which is FULL; both are read back.
-    Its connections belong to its own worker threads, so there is no public way to set anything else.
+    It sets WAL by itself and leaves `synchronous` as SQLite was built, which is FULL; both are read
+    back. Its connections belong to its own worker threads, so there is no public way to set
+    anything else.
     """
     session_class = import_module("agents.memory.sqlite_session").SQLiteSession
     path = os.path.join(cell["folder"], "openai-agents.db")
@@ -117,14 +119,14 @@ async def run_openai_agents(cell: Any) -> dict[str, Any]:
     return result
 
 
-# langgraph -----------------------------------------------------------------------------------------
+# langgraph ------------------------------------------------------------------------------------
 
 
 async def run_langgraph(cell: Any) -> dict[str, Any]:
     """One shared `SqliteSaver`, one `put` for each message, from asyncio's worker threads.
 
-    A checkpoint holds a thread's whole list of messages. Here a thread is left after a few messages, so what
-    is measured is the cost at the beginning of a conversation.
+    A checkpoint holds a thread's whole list of messages. Here a thread is left after a few
+    messages, so what is measured is the cost at the beginning of a conversation.
     """
     saver_class = import_module("langgraph.checkpoint.sqlite").SqliteSaver
     empty_checkpoint = import_module("langgraph.checkpoint.base").empty_checkpoint

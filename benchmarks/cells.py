@@ -1,7 +1,8 @@
-"""The words of a run: a cell is one contender under one condition, an outcome is what one round of it gave.
+"""The words of a run: a cell is one contender under one condition, an outcome is what one round of
+it gave.
 
-Both cross a process border as JSON. `alternatives.py` runs in an environment without this package, so it
-speaks the same JSON by hand.
+Both cross a process border as JSON. `alternatives.py` runs in an environment without this package,
+so it speaks the same JSON by hand.
 """
 
 from __future__ import annotations

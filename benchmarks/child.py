@@ -1,4 +1,6 @@
-"""One cell in a process of its own: `python -m benchmarks.child CELL` prints its outcome, both as JSON."""
+"""One cell in a process of its own: `python -m benchmarks.child CELL` prints its outcome, both as
+JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Writes a run's results into `docs/performance.md`, between its marker comments, and the plots beside it.
+"""Writes a run's results into `docs/performance.md`, between its marker comments, and the plots
+beside it.
 
-The text around the markers is written by hand and stays. A table that this run has not measured stays too.
+The text around the markers is written by hand and stays. A table that this run has not measured
+stays too.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from .cells import ALTERNATIVES, PRODUCERS, Condition, Contender, Disk
@@ -39,11 +40,13 @@ def write(results: Results, page: Path = PAGE, plots: Path = PLOTS) -> None:
     places = {name: markdown(table) for name, table in all_tables(results).items()}
     places["remarks"] = "\n".join(f"- {remark}" for remark in results.remarks)
     for name, content in places.items():
-        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if pattern.search(text) is None:
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        before, found_begin, rest = text.partition(begin)
+        _, found_end, after = rest.partition(end)
+        if not (found_begin and found_end):
             raise ValueError(f"{page.name} has no place for {name}")
         body = f"\n{content}\n\n" if content else "\n"
-        text = pattern.sub(lambda found, body=body: found[1] + body + found[2], text)
+        text = before + begin + body + end + after
     page.write_text(text, encoding="utf-8")
     plots.mkdir(parents=True, exist_ok=True)
     for name, drawing in draw(results).items():

@@ -1,4 +1,4 @@
-"""From samples to figures: medians over the rounds, ratios inside each round, goals met or missed."""
+"""From samples to figures: medians over rounds, ratios inside each round, goals met or missed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def figure(results: Results, contender: Contender, condition: Condition) -> Figu
 
 
 def ratio(results: Results, other: Contender, condition: Condition) -> float | None:
-    """How many times the other's messages a second the Writer writes: the median of the rounds' ratios."""
+    """How many times the other's messages a second the Writer writes: the median of the rounds'
+    ratios.
+    """
     ours = _outcomes(results, "writer", condition)
     theirs = _outcomes(results, other, condition)
     return _median(ours[turn].rate / theirs[turn].rate for turn in ours if turn in theirs)
@@ -111,7 +113,7 @@ def _throughput_goals(results: Results) -> Iterable[Goal]:
             found = ratio(results, "reference", Condition(producers, "FULL", disk))
             if found is not None:
                 yield Goal(
-                    f"Writer ÷ reference, {producers} producers, {disk} disk",
+                    f"Writer ÷ reference, producers: {producers}, {disk} disk",
                     f"≥ {RATIO_MIN:.2f}",
                     f"{found:.2f}",
                     met=found >= RATIO_MIN,
@@ -127,7 +129,7 @@ def _latency_goals(results: Results) -> Iterable[Goal]:
         if found is not None and found.p99_ms is not None:
             syncs = found.p99_ms * 1000 / sync_us
             yield Goal(
-                f"p99 of a durable append, {producers} producer{'s' if producers > 1 else ''}, 1 ms disk",
+                f"p99 of a durable append, producers: {producers}, 1 ms disk",
                 f"≤ {limit} syncs",
                 f"{syncs:.1f} syncs ({found.p99_ms:.1f} ms)",
                 met=syncs <= limit,

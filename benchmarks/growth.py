@@ -1,21 +1,26 @@
 """Whether an append costs more when there is more already: in its session, or in the database.
 
-Three databases are built with plain SQL, then the Writer appends to each in turn, round after round, so that
-all three meet the same moments of the machine. The cost that matters is CPU time; wall time is shown beside it.
+Three databases are built with plain SQL, then the Writer appends to each in turn, round after
+round, so that all three meet the same moments of the machine. The cost that matters is CPU time;
+wall time is shown beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import apsw
 from msgspec import Struct
+
 from onepen.storage.sqlite import schema
 
 from .cells import TEXT_BYTES, Outcome
 from .meter import TEXTS
 from .writer import key_of, session_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PRODUCERS = 16
 BYSTANDERS = 1_000  # sessions that hold the rest of a large database
@@ -45,7 +50,9 @@ class GrowthSample(Struct, frozen=True):
 
 
 def _rows(history: History) -> Iterator[tuple[int, int, bytes, str]]:
-    """Session, seq, uid, text: producers' sessions first, then the bystanders', a little of each in turn."""
+    """Session, seq, uid, text: producers' sessions first, then the bystanders', a little of each in
+    turn.
+    """
     uid = 0
     for seq in range(history.in_session):
         for n in range(PRODUCERS):
@@ -73,18 +80,19 @@ def build(history: History, path: Path) -> None:
                 ((session_id_of(n), key_of(n)) for n in range(PRODUCERS + BYSTANDERS)),
             )
             db.executemany(
-                "INSERT INTO routes (key, session_id, incarnation, route_version) VALUES (?, ?, 1, 1)",
+                "INSERT INTO routes (key, session_id, incarnation, route_version) "
+                "VALUES (?, ?, 1, 1)",
                 ((key_of(n), session_id_of(n)) for n in range(PRODUCERS + BYSTANDERS)),
             )
             db.executemany(
-                "INSERT INTO messages (session, seq, uid, role, state, carried, kind, created_ms, text) "
-                "VALUES (?, ?, ?, 'user', 0, 0, 0, 0, ?)",
+                "INSERT INTO messages (session, seq, uid, role, state, carried, kind, created_ms, "
+                "text) VALUES (?, ?, ?, 'user', 0, 0, 0, 0, ?)",
                 _rows(history),
             )
             db.execute(
                 "INSERT INTO heads SELECT s.n, count(m.n), count(m.n), count(m.n), count(m.n), "
-                "count(m.n) * ?, 0, 0, 0, 0 FROM sessions s LEFT JOIN messages m ON m.session = s.n "
-                "GROUP BY s.n",
+                "count(m.n) * ?, 0, 0, 0, 0 FROM sessions s "
+                "LEFT JOIN messages m ON m.session = s.n GROUP BY s.n",
                 (TEXT_BYTES,),
             )
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)

@@ -1,13 +1,18 @@
-"""What every contender is measured with: producers that wait for each acknowledgement, inside a window of time."""
+"""What every contender is measured with: producers that wait for each acknowledgement, inside a
+window of time.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import apsw
 
 from .cells import TEXT_BYTES, Cell, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 # Some variety, so that no layer can gain from one string being the same object all the time.
 TEXTS = tuple(
@@ -24,7 +29,9 @@ MESSAGE_TABLES = (
 
 
 class Meter:
-    """Latencies inside the window, the number of all messages, and the CPU time that all of them took."""
+    """Latencies inside the window, the number of all messages, and the CPU time that all of them
+    took.
+    """
 
     def __init__(self, cell: Cell) -> None:
         self._window_s = cell.window_s

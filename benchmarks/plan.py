@@ -18,8 +18,8 @@ class Pace(Struct, frozen=True):
     window_s: float
 
 
-FULL_PACE = Pace(rounds=3, growth_rounds=7, warm_up_s=0.3, window_s=1.2)
-QUICK_PACE = Pace(rounds=1, growth_rounds=1, warm_up_s=0.2, window_s=0.6)
+FULL_PACE = Pace(rounds=3, growth_rounds=7, warm_up_s=0.4, window_s=1.2)
+QUICK_PACE = Pace(rounds=1, growth_rounds=1, warm_up_s=0.1, window_s=0.3)
 
 # One connection for each session and worker thread: more sessions than this run out of descriptors.
 OPENAI_PRODUCERS_MAX = 256

@@ -1,8 +1,9 @@
 """The two bounds: how fast apsw inserts at all, and group commit with nothing around it.
 
-Both write into the real schema, with all its columns and indices. `raw` has no acknowledgements. `reference`
-is what the Writer is measured against: producers on the loop, one thread, one transaction and one wake-up for
-all that waits. It has no guards, no counters, no recognition of what was sent twice, no recovery, no bounds.
+Both write into the real schema, with all its columns and indices. `raw` has no acknowledgements.
+`reference` is what the Writer is measured against: producers on the loop, one thread, one
+transaction and one wake-up for all that waits. It has no guards, no counters, no recognition of
+what was sent twice, no recovery, no bounds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import apsw
 import outcome
 import trio
 from msgspec.structs import replace
+
 from onepen.runtime.system import SystemIds
 from onepen.storage.engine import EngineSettings
 from onepen.storage.sqlite import schema
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 1_000
 INSERT = (
-    "INSERT INTO messages (session, seq, uid, turn, role, state, carried, kind, created_ms, user, text, "
-    "details, covers_first, covers_last, summarised_by) "
+    "INSERT INTO messages (session, seq, uid, turn, role, state, carried, kind, created_ms, user, "
+    "text, details, covers_first, covers_last, summarised_by) "
     "VALUES (?, ?, ?, NULL, 'user', 0, 0, 0, ?, NULL, ?, NULL, NULL, NULL, NULL)"
 )
 Row: TypeAlias = tuple[int, int, bytes, int, str]
@@ -38,7 +40,9 @@ Posted: TypeAlias = tuple[Row, trio.lowlevel.Task]
 
 
 def open_database(path: str, synchronous: str) -> apsw.Connection:
-    """An empty database with the real schema; the log is copied back as rarely as the busy Writer does it."""
+    """An empty database with the real schema; the log is copied back as rarely as the busy Writer
+    does it.
+    """
     db = apsw.Connection(path)
     db.pragma("journal_mode", "WAL")
     db.pragma("synchronous", synchronous)
@@ -84,7 +88,9 @@ def run_raw(cell: Cell) -> Outcome:
 
 
 class GroupCommit:
-    """One thread that commits everything that waits, and wakes all who wait with one call into the loop."""
+    """One thread that commits everything that waits, and wakes all who wait with one call into the
+    loop.
+    """
 
     def __init__(self, path: str, synchronous: str) -> None:
         self._path = path

@@ -96,12 +96,13 @@ class Runner:
         for turn in range(self._pace.rounds):
             for condition in conditions(parts):
                 names = contenders(condition, parts)
-                # Another one begins in each round, so that nobody always follows the same neighbour.
+                # Another one begins in each round: nobody always follows the same neighbour.
                 start = turn % max(1, len(names))
                 work.extend((turn, condition, name) for name in names[start:] + names[:start])
         samples: list[Sample] = []
         for number, (turn, condition, contender) in enumerate(work):
-            label = f"{contender}, {condition.producers} producers, {condition.synchronous}, {condition.disk} disk"
+            where = f"{condition.synchronous}, {condition.disk} disk"
+            label = f"{contender}, producers: {condition.producers}, {where}"
             self._tell(label, number, len(work))
             if (outcome := self._run_cell(contender, condition)) is not None:
                 samples.append(Sample(contender, condition, turn, outcome))
@@ -111,12 +112,14 @@ class Runner:
         self, contender: Contender, condition: Condition, database: Path | None = None
     ) -> Outcome | None:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
+        # So many producers wait longer for each other than a short window lasts.
+        stretch = 2 if condition.producers > 1_000 else 1
         cell = Cell(
             contender=contender,
             condition=condition,
             folder=str(folder),
-            warm_up_s=self._pace.warm_up_s,
-            window_s=self._pace.window_s,
+            warm_up_s=self._pace.warm_up_s * stretch,
+            window_s=self._pace.window_s * stretch,
             database=None if database is None else str(database),
         )
         given = msgspec.json.encode(cell).decode()

@@ -1,7 +1,8 @@
-"""What a run needs around it: the alternatives' environment, the slower disk, and a description of the machine.
+"""What a run needs around it: the alternatives' environment, the slower disk, and a description of
+the machine.
 
-Everything is built once, below `build/` or beside the project's own environment, and reused. Whatever can't be
-had is reported as a sentence, and the run goes on without it.
+Everything is built once, below `build/` or beside the project's own environment, and reused.
+Whatever can't be had is reported as a sentence, and the run goes on without it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REQUIREMENTS = HERE / "requirements.txt"
 SYNC_DELAY_US = 1_000
 
 
-class Unavailable(Exception):  # noqa: N818 - a finding, which the run reports and goes on
+class Unavailable(Exception):
     """Something that the run can do without is missing, and why."""
 
 

@@ -1,4 +1,6 @@
-"""The tables of a run, as plain rows: shown on the terminal and written into the documentation alike."""
+"""The tables of a run, as plain rows: shown on the terminal and written into the documentation
+alike.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def condition_table(results: Results, synchronous: Synchronous, disk: Disk) -> T
                     _number(found.bytes_per_message),
                 ]
             )
-    columns = ["", "producers", "messages/s", "p50 ms", "p99 ms", "CPU µs/message", "bytes/message"]
+    columns = ["", "producers", "messages/s", "p50 ms", "p99 ms", "CPU µs", "bytes"]
     return Table(f"synchronous={synchronous}, {disk} disk", columns, rows)
 
 
@@ -78,10 +80,10 @@ def ratio_table(results: Results) -> Table:
                 condition = Condition(producers, synchronous, disk)
                 found = [ratio(results, other, condition) for other in others]
                 if any(value is not None for value in found):
-                    name = f"{synchronous}, {disk} disk"
+                    name = f"{synchronous}, {disk}"
                     rows.append([name, _number(producers), *(_number(value, 2) for value in found)])
-    columns = ["", "producers", *(f"Writer ÷ {other}" for other in others)]
-    return Table("Ratios", columns, rows)
+    columns = ["", "producers", *(f"÷ {other}" for other in others)]
+    return Table("The Writer's messages/s ÷ the others'", columns, rows)
 
 
 def growth_table(results: Results) -> Table:

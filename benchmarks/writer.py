@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 from msgspec.structs import replace
+
 from onepen.actors.writer import open_writer
 from onepen.runtime.system import SystemClock, SystemIds
 from onepen.storage.commands import AppendMessages, CreateSession, OpenIncarnation, SetRoute
@@ -45,7 +46,9 @@ def _look(reader: Reader, number: int) -> tuple[int, int | None]:
 async def _prepare(
     writer: WriterRef, number: int, found: int, next_seq: int | None
 ) -> tuple[Guard, int]:
-    """Take the key over, make its session unless it is there; the guard of its units and its next seq."""
+    """Take the key over, make its session unless it is there; the guard of its units and its next
+    seq.
+    """
     key, session_id = key_of(number), session_id_of(number)
     incarnation = Incarnation(found + 1)
     guard = Guard(key=key, incarnation=incarnation, session_id=session_id)
@@ -58,7 +61,7 @@ async def _prepare(
 
 
 def _appender(writer: WriterRef, guard: Guard, next_seq: int) -> Callable[[], Awaitable[object]]:
-    """Appends the next message of one session; what it builds is what a session actor would build."""
+    """Appends the next message of one session, built as a session actor would build it."""
     fresh = SystemIds().fresh
     guards = (guard,)
     session_id = guard.session_id

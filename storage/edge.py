@@ -291,7 +291,7 @@ def check_json(field: str, root: Any) -> int:
         value, depth = stack.pop()
         if depth > DEPTH_MAX:
             _refuse(field, "it is nested too deeply", f"keep it within {DEPTH_MAX} levels")
-        kind: object = type(value)  # as an object, so that nothing is narrowed to unknown types
+        kind = cast("object", type(value))  # so that nothing is narrowed to unknown types
         if kind is dict:
             for key, member in value.items():
                 if type(key) is not str:
@@ -309,7 +309,7 @@ def check_json(field: str, root: Any) -> int:
 
 
 def _check_scalar(field: str, value: Any) -> int:
-    kind: Any = type(value)
+    kind = cast("object", type(value))
     if kind is str:
         return _check_text(field, value, DETAILS_BYTES_MAX)
     if kind is int:
@@ -322,7 +322,7 @@ def _check_scalar(field: str, value: Any) -> int:
     if kind is bool or value is None:
         return 5
     hint = "use dict, list, str, int, float, bool, None"
-    _refuse(field, f"{kind.__name__} is no JSON value", hint)
+    _refuse(field, f"{type(value).__name__} is no JSON value", hint)
 
 
 def check_uid(field: str, uid: Any) -> None:

@@ -1,8 +1,8 @@
 """Every read view of an engine at once, for comparison with the model or with another run.
 
-`names_in` gathers the names that units mention, `views_of` asks every view of a reader about each of
-them. Two readers that agree on all of it hold the same data, as far as anybody can tell. Cursors of
-pages are an engine's own business and left out: pages are followed to their end instead.
+`names_in` gathers the names that units mention, `views_of` asks every view of a reader about each
+of them. Two readers that agree on all of it hold the same data, as far as anybody can tell. Cursors
+of pages are an engine's own business and left out: pages are followed to their end instead.
 
 Must never look behind a reader: what no view shows is not compared.
 """
@@ -101,7 +101,7 @@ def views_of(reader: Reader, names: Names) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The same in a form that is equal only for equal content: in Python 1, 1.0 and True are one."""
+    """The same, equal only for equal content: in Python 1, 1.0 and True are one."""
     if isinstance(value, msgspec.Struct):
         fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
         return (type(value).__name__, fields)

@@ -1,20 +1,22 @@
 """What must hold in every onepen database, checked from outside of the engine.
 
-`check_database` looks at a file and lists everything that is wrong with it; `logical_dump` gives its content
-for comparison. Both read what is stored, with SQL of their own: they share no code with the handlers, so a
-mistake there does not hide itself here.
+`check_database` looks at a file and lists everything that is wrong with it; `logical_dump` gives
+its content for comparison. Both read what is stored, with SQL of their own: they share no code with
+the handlers, so a mistake there does not hide itself here.
 
 Invariants:
-- Each rule is one query that returns the offenders; a sound database returns none. Each has its own name.
+- Each rule is one query that returns the offenders; a sound database returns none. Each has its own
+  name.
 - What was lost on purpose (a deleted session, an erased message) is no violation.
 
-Must never write: the file is opened read-only, through apsw, because another SQLite library in the same
-process would drop this one's locks. The file may be open in this process through apsw, or in another.
+Must never write: the file is opened read-only, through apsw, because another SQLite library in the
+same process would drop this one's locks. The file may be open in this process through apsw, or in
+another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +75,8 @@ RULES: Mapping[str, str] = {
         "OR (h.next_seq > 0 AND (min(m.seq) <> 0 OR max(m.seq) <> h.next_seq - 1))"
     ),
     "a tombstone has no text": (
-        "SELECT s.id FROM sessions s WHERE s.deleted = 1 AND (s.title IS NOT NULL OR s.user IS NOT NULL "
-        "OR s.meta IS NOT NULL OR EXISTS (SELECT 1 FROM messages m WHERE m.session = s.n) "
+        "SELECT s.id FROM sessions s WHERE s.deleted = 1 AND (s.title IS NOT NULL "
+        "OR s.user IS NOT NULL OR s.meta IS NOT NULL OR EXISTS (SELECT 1 FROM messages m WHERE m.session = s.n) "
         "OR EXISTS (SELECT 1 FROM deliveries d WHERE d.session = s.n))"
     ),
     # An erased row does not tell any more whether it was a summary, or what it called.
@@ -94,8 +96,8 @@ RULES: Mapping[str, str] = {
         "HAVING h.active_count <> count(m.n)"
     ),
     "active_bytes adds up the active rows": (
-        f"SELECT s.id, h.active_bytes, total({_SIZE}) FROM {_MESSAGES} AND m.state = 0 GROUP BY s.n "
-        f"HAVING h.active_bytes <> total({_SIZE})"
+        f"SELECT s.id, h.active_bytes, total({_SIZE}) FROM {_MESSAGES} AND m.state = 0 "
+        f"GROUP BY s.n HAVING h.active_bytes <> total({_SIZE})"
     ),
     "no active row stands before first_active": (
         f"SELECT s.id, h.first_active, min(m.seq) FROM {_MESSAGES} "
@@ -113,8 +115,8 @@ RULES: Mapping[str, str] = {
         "SELECT session, hex(uid), count(*) FROM messages GROUP BY session, uid HAVING count(*) > 1"
     ),
     "what is summarised has its summary": (
-        "SELECT m.session, m.seq, m.summarised_by FROM messages m WHERE m.state = 1 AND NOT EXISTS ("
-        "SELECT 1 FROM messages b WHERE b.session = m.session AND b.seq = m.summarised_by "
+        "SELECT m.session, m.seq, m.summarised_by FROM messages m WHERE m.state = 1 "
+        "AND NOT EXISTS (SELECT 1 FROM messages b WHERE b.session = m.session AND b.seq = m.summarised_by "
         "AND b.state <> 2)"
     ),
     "a session is in one route at most": (
@@ -135,7 +137,8 @@ RULES: Mapping[str, str] = {
         "HAVING count(k.n) > 1 OR (count(k.n) = 0 AND p.end_kind = 'rotation')"
     ),
     "a rotation's parent has ended by compression": (
-        "SELECT p.id, p.end_kind, p.end_reason, k.id FROM sessions k JOIN sessions p ON p.n = k.parent "
+        "SELECT p.id, p.end_kind, p.end_reason, k.id FROM sessions k "
+        "JOIN sessions p ON p.n = k.parent "
         "WHERE k.edge = 'rotation' AND k.hidden = 0 AND (p.ended_ms IS NULL "
         "OR p.end_reason IS NOT 'compression')"
     ),
@@ -175,8 +178,8 @@ RULES: Mapping[str, str] = {
         "OR s.auxiliary_cost_nanos <> total(CASE u.auxiliary WHEN 1 THEN u.cost_nanos END)"
     ),
     "tokens add up the calls": (
-        "SELECT s.id, s.tokens FROM sessions s LEFT JOIN usage u ON u.session = s.n AND u.auxiliary = 0 "
-        "GROUP BY s.n HAVING coalesce(s.tokens ->> 'input', 0) <> total(u.input) "
+        "SELECT s.id, s.tokens FROM sessions s "
+        "LEFT JOIN usage u ON u.session = s.n AND u.auxiliary = 0 GROUP BY s.n HAVING coalesce(s.tokens ->> 'input', 0) <> total(u.input) "
         "OR coalesce(s.tokens ->> 'output', 0) <> total(u.output)"
     ),
     "a sealed blob has all its pieces": (
@@ -236,7 +239,7 @@ def logical_dump(path: str | os.PathLike[str]) -> Dump:
 def dump_connection(db: apsw.Connection) -> Dump:
     """The same, of an open connection's snapshot."""
     version = (db.pragma("user_version"), db.pragma("application_id"), db.pragma("auto_vacuum"))
-    tables = db.execute(
+    tables: list[Any] = db.execute(
         "SELECT name, (SELECT count(*) FROM pragma_table_info(name)) FROM sqlite_schema "
         "WHERE type = 'table' AND name NOT LIKE 'sqlite_stat%' ORDER BY name"
     ).fetchall()
@@ -260,17 +263,20 @@ def compare(expected: Dump, found: Dump) -> list[Violation]:
             continue
         missing = [row for row in left if row not in right]
         surplus = [row for row in right if row not in left]
-        what = f"missing {missing[:3]!r}, surplus {surplus[:3]!r}, rows {len(left)} and {len(right)}"
+        what = (
+            f"missing {missing[:3]!r}, surplus {surplus[:3]!r}, rows {len(left)} and {len(right)}"
+        )
         differences.append(Violation(f"content of {table}", what[:600]))
     return differences
 
 
 @contextmanager
-def inspecting(path: str | os.PathLike[str]) -> Iterator[apsw.Connection]:
+def inspecting(path: str | os.PathLike[str]) -> Generator[apsw.Connection]:
     """A read-only connection, with one snapshot for as long as the block lasts."""
     file = Path(path).resolve(strict=True)
     log = file.with_name(f"{file.name}-wal")
-    # Without a log nobody is writing, and an immutable file is opened without making -wal and -shm files.
+    # Without a log nobody is writing, and an immutable file is opened without making -wal and -shm
+    # files.
     mode = "mode=ro" if log.exists() else "immutable=1"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     db = apsw.Connection(f"file:{quote(str(file))}?{mode}", flags=flags)
@@ -278,4 +284,4 @@ def inspecting(path: str | os.PathLike[str]) -> Iterator[apsw.Connection]:
         db.execute("BEGIN")
         yield db
     finally:
-        db.close(True)
+        db.close()

@@ -1,30 +1,33 @@
 """Canonical workloads: every kind of transaction that an engine makes, as data.
 
-A workload is units that prepare a database, then the steps under test: batches, checkpoints, restarts. Crash
-tests run the steps on a simulated disk and stop them everywhere; `WORKLOADS` covers every command.
+A workload is units that prepare a database, then the steps under test: batches, checkpoints,
+restarts. Crash tests run the steps on a simulated disk and stop them everywhere; `WORKLOADS` covers
+every command.
 
 Invariants:
 - Deterministic: ids, times and texts are fixed, so two undisturbed runs leave equal databases.
-- Every unit is accepted in an undisturbed run, under the guards that its actor would give: base seq and
-  revision are always the expected ones, so a change that does not move them is refused by the next unit.
+- Every unit is accepted in an undisturbed run, under the guards that its actor would give: base seq
+  and revision are always the expected ones, so a change that does not move them is refused by the
+  next unit.
 
-Must never read a clock or draw anything; and never opens a database, which is left to whoever runs it.
+Must never read a clock or draw anything; and never opens a database, which is left to whoever runs
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
-from typing import Any, Literal, TypeAlias
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ...storage import commands as c
-from ...storage.identity import BlobId, Incarnation, Seq, SessionId, SessionKey, TurnId, Uid
-from ...storage.records import Draft, Inbound, Message, Role, Tokens, ToolCall, TurnOutcome
+from ...storage.identity import BlobId, Incarnation, Seq, SessionId, SessionKey, TurnId
+from ...storage.records import Inbound, Message, Tokens
 from ...storage.units import Guard, Unit
+from .conversation import START_MS, Conversation, uid_of
 
-START_MS = 1_700_000_000_000
-"""When every workload takes place."""
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,8 @@ class Batch:
 
 
 Upkeep: TypeAlias = Literal["checkpoint", "restart", "reopen"]
-"""`checkpoint` is `maintain`, `restart` closes the engine and opens it again, `reopen` is the way back
-from an error."""
+"""`checkpoint` is `maintain`, `restart` closes the engine and opens it again, `reopen` is the way
+back from an error."""
 
 Step: TypeAlias = Batch | Upkeep
 
@@ -67,165 +70,6 @@ class Workload:
         )
 
 
-def uid_of(name: str) -> Uid:
-    """A fixed id for a readable name."""
-    return Uid(blake2b(name.encode(), digest_size=16).hexdigest())
-
-
-class Conversation:
-    """The units of one key, in order, with the guards of its actor; it knows where its session stands."""
-
-    def __init__(self, name: str, *, source: str = "chat") -> None:
-        self.name = name
-        self.key = SessionKey(f"{source}:{name}")
-        self.source = source
-        self.session_id = SessionId(f"{name}-1")
-        self.incarnation = Incarnation(1)
-        self.next_seq = 0
-        self.revision = 0
-        self.route_version = 0
-        self.now_ms = START_MS
-        self.drafts = 0
-
-    def at(self) -> int:
-        """A time, one second after the last one."""
-        self.now_ms += 1_000
-        return self.now_ms
-
-    def draft(self, role: Role, text: str | None, **fields: Any) -> Draft:
-        """The next message of this conversation."""
-        self.drafts += 1
-        uid = uid_of(f"{self.name}/message/{self.drafts}")
-        return Draft(uid=uid, role=role, text=text, created_ms=self.at(), **fields)
-
-    def guard(self) -> Guard:
-        return Guard(
-            key=self.key,
-            incarnation=self.incarnation,
-            session_id=self.session_id,
-            base_seq=Seq(self.next_seq),
-            revision=self.revision,
-        )
-
-    def unit(self, *commands: c.AnyCommand) -> Unit:
-        """Commands that leave the transcript alone."""
-        return Unit(commands, (Guard(key=self.key, incarnation=self.incarnation),))
-
-    def opening(self) -> tuple[Unit, ...]:
-        """The actor takes its key, then makes its first session."""
-        taken = Unit((c.OpenIncarnation(key=self.key, incarnation=self.incarnation),))
-        route = c.SetRoute(
-            key=self.key, session_id=self.session_id, replaces=self.route_version, at_ms=self.at()
-        )
-        self.route_version += 1
-        created = c.CreateSession(
-            session_id=self.session_id,
-            key=self.key,
-            at_ms=self.at(),
-            source=self.source,
-            user="ann",
-            model="model-1",
-            meta={"theme": "dark", "n": [1, 2.5, None]},
-        )
-        return taken, Unit((route, created), (self.guard(),))
-
-    def append(self, *drafts: Draft, turn_id: TurnId | None = None) -> c.AppendMessages:
-        command = c.AppendMessages(
-            session_id=self.session_id,
-            base_seq=Seq(self.next_seq),
-            messages=drafts,
-            turn_id=turn_id,
-        )
-        self.next_seq += len(drafts)
-        self.revision += 1
-        return command
-
-    def guarded(self, guard: Guard, *commands: c.AnyCommand) -> Unit:
-        """Commands under a guard that was taken before they were made."""
-        return Unit(commands, (guard,))
-
-    def exchange(self, turn: str) -> tuple[Unit, ...]:
-        """A whole turn with a tool call, in three units."""
-        turn_id = TurnId(uid_of(f"{self.name}/{turn}"))
-        guard = self.guard()
-        question = self.append(self.draft("user", f"{turn}? " + "why " * 40), turn_id=turn_id)
-        begun = self.guarded(
-            guard,
-            c.OpenTurn(turn_id=turn_id, key=self.key, at_ms=self.at()),
-            c.StartTurn(turn_id=turn_id, session_id=self.session_id, attempt=1, at_ms=self.at()),
-            question,
-        )
-        guard = self.guard()
-        call = ToolCall(id=f"{turn}-call", name="search", arguments='{"q": "\\u00e9"}')
-        worked = self.guarded(
-            guard,
-            self.append(
-                self.draft("assistant", None, tool_calls=(call,), reasoning="look it up"),
-                self.draft("tool", "found: naïve 日本 \0 " + "x" * 200, tool_call_id=call.id),
-                turn_id=turn_id,
-            ),
-        )
-        guard = self.guard()
-        answered = self.guarded(
-            guard,
-            self.append(self.draft("assistant", "because " * 40), turn_id=turn_id),
-            self.end_turn(turn_id),
-        )
-        return begun, worked, answered
-
-    def end_turn(self, turn_id: TurnId, attempt: int = 1) -> c.EndTurn:
-        outcome = TurnOutcome(kind="answered", text="because")
-        return c.EndTurn(turn_id=turn_id, attempt=attempt, outcome=outcome, at_ms=self.at())
-
-    def title(self, text: str, replaces: int = 0) -> c.SetTitle:
-        return c.SetTitle(
-            session_id=self.session_id,
-            title=text,
-            origin="person",
-            replaces=replaces,
-            at_ms=self.at(),
-        )
-
-    def end(self, replaces: int = 0) -> c.EndSession:
-        return c.EndSession(
-            session_id=self.session_id,
-            reason="user_exit",
-            kind="boundary",
-            replaces=replaces,
-            at_ms=self.at(),
-        )
-
-    def route_to(self, session_id: SessionId, *, take_over: bool = False) -> c.SetRoute:
-        command = c.SetRoute(
-            key=self.key,
-            session_id=session_id,
-            replaces=self.route_version,
-            at_ms=self.at(),
-            take_over=take_over,
-        )
-        self.route_version += 1
-        self.session_id, self.next_seq, self.revision = session_id, 0, 0
-        return command
-
-    def rotate(self, *carried: int, turn_id: TurnId | None = None) -> c.Rotate:
-        """The session is compressed into its child, which this conversation goes on with."""
-        command = c.Rotate(
-            key=self.key,
-            parent_id=self.session_id,
-            parent_base_seq=Seq(self.next_seq),
-            child_id=SessionId(f"{self.session_id}-next"),
-            summary=(self.draft("user", "so far: hello"),),
-            carried=tuple(Seq(seq) for seq in carried),
-            replaces=self.route_version,
-            at_ms=self.at(),
-            turn_id=turn_id,
-        )
-        self.route_version += 1
-        self.session_id = command.child_id
-        self.next_seq, self.revision = 1 + len(carried), 1
-        return command
-
-
 def _chat(name: str = "ann") -> tuple[Conversation, tuple[Unit, ...]]:
     """A conversation with a title and one turn: seqs 0 to 3, revision 3."""
     chat = Conversation(name)
@@ -239,7 +83,7 @@ def _single(name: str, preparation: tuple[Unit, ...], *units: Unit) -> Workload:
     return Workload(name, preparation, tuple(Batch((unit,)) for unit in units))
 
 
-# Keys and sessions ---------------------------------------------------------------------------------
+# Keys and sessions
 
 
 def _keys() -> list[Workload]:
@@ -300,7 +144,7 @@ def _deletion() -> list[Workload]:
     return [_single("delete_session", (*before, rotated), chat.unit(delete))]
 
 
-# Transcripts ---------------------------------------------------------------------------------------
+# Transcripts
 
 
 def _appending() -> list[Workload]:
@@ -427,7 +271,7 @@ def _imported(session_id: SessionId, seq: int, text: str, **fields: Any) -> Mess
     )
 
 
-# Turns, the inbox, usage ---------------------------------------------------------------------------
+# Turns, the inbox, usage
 
 
 def _turns() -> list[Workload]:
@@ -480,7 +324,7 @@ def _turns() -> list[Workload]:
     ]
 
 
-# What leaves, and what is waited for ---------------------------------------------------------------
+# What leaves, and what is waited for
 
 
 def _exchange() -> list[Workload]:
@@ -591,7 +435,9 @@ def _blob(data: bytes) -> tuple[Unit, Unit, BlobId]:
 
 def _blobs() -> list[Workload]:
     _, before = _chat()
-    put, seal, blob_id = _blob(bytes(range(256)) * 64)  # larger than a page: it overflows into a chain
+    put, seal, blob_id = _blob(
+        bytes(range(256)) * 64
+    )  # larger than a page: it overflows into a chain
     dropped = Unit((c.DropBlob(blob_id=blob_id),))
     return [
         _single("put_chunk", before, put),
@@ -601,7 +447,7 @@ def _blobs() -> list[Workload]:
     ]
 
 
-# Whole stories -------------------------------------------------------------------------------------
+# Whole stories
 
 
 def _whole_turn() -> list[Workload]:

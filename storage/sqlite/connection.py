@@ -55,8 +55,8 @@ def open_writer(
         raise OpenError(name, str(error), hint="check the path and its permissions") from error
     try:
         # The first look at the file: the journal mode is written into it, so this comes before.
-        check_ours(db, name)
-        _set_up_writer(db, name, settings, durable=durable)
+        empty = check_ours(db, name) == 0
+        _set_up_writer(db, name, settings, durable=durable, empty=empty)
     except apsw.NotADBError as error:
         db.close()
         raise ForeignFileError(name, "it is not a SQLite database") from error
@@ -70,10 +70,12 @@ def open_writer(
 
 
 def _set_up_writer(
-    db: apsw.Connection, name: str, settings: EngineSettings, *, durable: bool
+    db: apsw.Connection, name: str, settings: EngineSettings, *, durable: bool, empty: bool
 ) -> None:
     db.pragma("foreign_keys", 1)
-    db.pragma("auto_vacuum", "INCREMENTAL")  # has effect on a new file only
+    if empty:
+        # In a file with tables it changes nothing, and costs a synced commit all the same.
+        db.pragma("auto_vacuum", "INCREMENTAL")
     db.pragma("cache_size", -16 * 1024)
     db.pragma("secure_delete", "FAST")
     if durable:

@@ -195,9 +195,10 @@ class SqliteEngine:
     def stage(self, units: Sequence[Unit]) -> list[Durable | Refused]:
         self._check_space()
         if self._broken:
-            # A commit on top of an unknown one could bury it: the log's next frames go over its own.
+            # A commit on top of an unknown one could bury it: the log's next frames go over its
+            # own.
             raise BatchUnknownError("stage", StorageError("the batch before is unknown"))
-        self._connection  # noqa: B018 - raises while the connection is closed
+        self._connection
         tx = self._transaction
         try:
             self._begin(tx)
@@ -403,10 +404,15 @@ class SqliteEngine:
         )
 
     def _close_connection(self) -> None:
-        if self._db is not None:
+        with self._upkeep_lock:  # a checkpoint under way is waited for
+            upkeep_db, self._upkeep_db = self._upkeep_db, None
             db, self._db = self._db, None
+        # The writer last: the last connection to close copies the log and removes it.
+        for opened in (upkeep_db, db):
+            if opened is None:
+                continue
             try:
-                db.close()
+                opened.close()
             except apsw.Error as error:
                 # It is closed all the same. Only its last checkpoint failed: the log stays, and
                 # the next opening recovers from it.

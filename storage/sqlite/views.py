@@ -297,7 +297,9 @@ class SqliteReader(WorkViews):
             (n,),
         )
         assert length is not None
-        preview = None if row is None else row[0].decode(errors="replace")[:PREVIEW_LENGTH_MAX]
+        preview = None
+        if row is not None:  # a piece of an empty blob is NULL
+            preview = (row[0] or b"").decode(errors="replace")[:PREVIEW_LENGTH_MAX]
         return Listed(session=session, preview=preview, lineage_length=length[0])
 
     # Transcripts -----------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""What a campaign has counted, at the end of the run: `record_property("images", 430)` and the like."""
+"""What a campaign has counted, at the end of the run: `record_property("images", 430)` and the
+like.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 """A process whose children kill themselves with SIGKILL at named points of a workload.
 
-Run as `python -m tests.crash.killed`. It reads one request (a line of JSON, see `Request`) after the other, forks
-a child for each and answers with one line about its end (`Ending`). Forking is fast and safe here: this
-process has one thread and never opens a database. What a child has acknowledged goes through a pipe by
-`os.write`, unbuffered, so that it is known exactly however the child ends.
+Run as `python -m tests.crash.killed`. It reads one request (a line of JSON, see `Request`) after
+the other, forks a child for each and answers with one line about its end (`Ending`). Forking is
+fast and safe here: this process has one thread and never opens a database. What a child has
+acknowledged goes through a pipe by `os.write`, unbuffered, so that it is known exactly however the
+child ends.
 
-The points are installed from here by wrapping the engine's methods; the shipped code knows nothing of them.
+The points are installed from here by wrapping the engine's methods; the shipped code knows nothing
+of them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import pickle
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +28,8 @@ from onepen.storage.sqlite.engine import SqliteEngine
 
 from .campaign import Rig
 
-# The engine's methods by the name of their phase; a child is killed in, before or after one of them.
+# The engine's methods by the name of their phase; a child is killed in, before or after one of
+# them.
 PHASES = {
     "open": "__init__",
     "stage": "stage",
@@ -37,7 +41,7 @@ PHASES = {
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to die: at the `nth` call of a phase, before or after it, or at an I/O operation in it."""
+    """Where to die: at the `nth` call of a phase, before or after it, or at an operation in it."""
 
     directory: str
     workload: str
@@ -51,7 +55,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a child ended: the signal (0 if it came to the end of its work), and what it acknowledged."""
+    """How a child ended: the signal (0 if it came to the end of its work), and what it
+    acknowledged.
+    """
 
     signal: int
     acknowledged: tuple[tuple[int, int], ...]
@@ -100,12 +106,9 @@ class Killer:
         os.write(self.pipe, b"%d %d\n" % (number, commit_seq))
 
     def run(self) -> None:
-        acknowledge: Any = self.acknowledge
+        acknowledge = self.acknowledge
         if self.request.phase == "acknowledge":
-
-            def acknowledge(number: int, commit_seq: int) -> None:
-                self.call(self.acknowledge, number, commit_seq)
-
+            acknowledge = partial(self.call, self.acknowledge)
         else:
             name = PHASES[self.request.phase]
             original: Any = getattr(SqliteEngine, name)

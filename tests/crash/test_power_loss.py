@@ -1,14 +1,15 @@
 """PROOF-4: a power loss at every I/O operation of every kind of transaction.
 
-Each workload runs once on a recording disk. For every point of the recording the disk is rebuilt as a power
-loss may leave it: nothing that was not synced, all of it, or seeded torn subsets; `campaign.check_directory`
-then starts again on it. Some of the recoveries are cut off by a second power loss.
+Each workload runs once on a recording disk. For every point of the recording the disk is rebuilt as
+a power loss may leave it: nothing that was not synced, all of it, or seeded torn subsets;
+`campaign.check_directory` then starts again on it. Some of the recoveries are cut off by a second
+power loss.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from onepen.runtime.testing import Synced, Written
 from onepen.runtime.testing.workloads import WORKLOADS
 
 from .campaign import PROOF, power_loss, prepared, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Seeded torn subsets for each point; with these the proof profile has more than 10,000 images.
 TORN = 8 if PROOF else 1
@@ -48,7 +52,9 @@ def test_the_campaign_was_large_enough() -> None:
 
 
 def test_a_recording_holds_the_whole_life_of_a_database() -> None:
-    """A campaign on a recording without syncs, or without the closing checkpoint, would prove little."""
+    """A campaign on a recording without syncs, or without the closing checkpoint, would prove
+    little.
+    """
     entries = record(prepared("append_messages")).entries
     synced = [entry.file for entry in entries if isinstance(entry, Synced)]
     assert synced.count("onepen.db-wal") >= 3, "the fence and two commits"

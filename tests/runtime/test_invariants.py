@@ -75,7 +75,10 @@ DAMAGE = {
         "rotate",
         "UPDATE sessions SET ended_ms = NULL, end_reason = NULL, end_kind = NULL",
     ),
-    "an end has its time, reason and kind": ("end_session", "UPDATE sessions SET end_reason = NULL"),
+    "an end has its time, reason and kind": (
+        "end_session",
+        "UPDATE sessions SET end_reason = NULL",
+    ),
     "a route's version is its number of changes": (
         "set_route",
         "DELETE FROM changes WHERE aspect = 'route' AND version = 1",
@@ -105,7 +108,10 @@ DAMAGE = {
         "UPDATE sessions SET end_version = 1",
     ),
     "a turn's state agrees with its fields": ("end_turn", "UPDATE turns SET outcome = NULL"),
-    "a message's turn is stored": ("append_messages", "UPDATE messages SET turn = 99 WHERE seq = 0"),
+    "a message's turn is stored": (
+        "append_messages",
+        "UPDATE messages SET turn = 99 WHERE seq = 0",
+    ),
     "cost adds up the calls": ("add_usage", "UPDATE sessions SET cost_nanos = 1"),
     "tokens add up the calls": ("add_usage", "UPDATE usage SET input = input + 1"),
     "a sealed blob has all its pieces": ("append_messages", "UPDATE chunks SET data = x'00'"),
@@ -157,7 +163,8 @@ def test_a_second_child_of_a_rotation_is_found(tmp_path: Path) -> None:
         path,
         "DROP INDEX sessions_rotation;"
         "INSERT INTO sessions (id, key, parent, edge, source, started_ms) "
-        "SELECT 'twin', key, parent, edge, source, started_ms FROM sessions WHERE parent IS NOT NULL;"
+        "SELECT 'twin', key, parent, edge, source, started_ms FROM sessions "
+        "WHERE parent IS NOT NULL;"
         "INSERT INTO heads VALUES (last_insert_rowid(), 0, 0, 0, 0, 0, 0, 0, 0, 0)",
     )
     assert {v.rule for v in check_database(path)} == {"a rotation has one child"}

@@ -1,4 +1,6 @@
-"""The canonical workloads cover every command, and an undisturbed run of each is accepted and sound."""
+"""The canonical workloads cover every command, and an undisturbed run of each is accepted and
+sound.
+"""
 
 from __future__ import annotations
 
