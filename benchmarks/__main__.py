@@ -80,6 +80,8 @@ def main(
     write_docs: bool,
 ) -> None:
     """What writing a message costs: the Writer beside its limits and its alternatives."""
+    if quick and write_docs:
+        raise click.UsageError("a quick run says nothing about speed: it is not written down")
     console = Console()
     pace = QUICK_PACE if quick else FULL_PACE
     if rounds is not None:

@@ -1,8 +1,8 @@
 """Writes a run's results into `docs/performance.md`, between its marker comments, and the plots
 beside it.
 
-The text around the markers is written by hand and stays. A table that this run has not measured
-stays too.
+The text around the markers is written by hand and stays. All tables are of one run: what it has not
+measured, the page says so.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 PAGE = ROOT / "docs" / "performance.md"
 PLOTS = ROOT / "docs" / "plots"
+PLACES = (
+    "machine",
+    "goals",
+    "full-native",
+    "full-slow",
+    "normal-native",
+    "normal-slow",
+    "ratios",
+    "growth",
+)
 DRAWN: tuple[Contender, ...] = ("reference", "writer", *ALTERNATIVES)
 
 
@@ -37,7 +47,8 @@ def markdown(table: Table) -> str:
 
 def write(results: Results, page: Path = PAGE, plots: Path = PLOTS) -> None:
     text = page.read_text(encoding="utf-8")
-    places = {name: markdown(table) for name, table in all_tables(results).items()}
+    places = dict.fromkeys(PLACES, "Not measured in this run.")
+    places |= {name: markdown(table) for name, table in all_tables(results).items()}
     places["remarks"] = "\n".join(f"- {remark}" for remark in results.remarks)
     for name, content in places.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"

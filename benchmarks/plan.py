@@ -16,23 +16,33 @@ class Pace(Struct, frozen=True):
     growth_rounds: int
     warm_up_s: float
     window_s: float
+    producers: tuple[int, ...] = PRODUCERS
+    every_level_on_every_disk: bool = True
 
 
 FULL_PACE = Pace(rounds=3, growth_rounds=7, warm_up_s=0.4, window_s=1.2)
-QUICK_PACE = Pace(rounds=1, growth_rounds=1, warm_up_s=0.1, window_s=0.3)
+QUICK_PACE = Pace(
+    rounds=1,
+    growth_rounds=1,
+    warm_up_s=0.1,
+    window_s=0.3,
+    producers=(1, 16, 256),
+    every_level_on_every_disk=False,
+)
 
 # One connection for each session and worker thread: more sessions than this run out of descriptors.
 OPENAI_PRODUCERS_MAX = 256
 
 
-def conditions(parts: frozenset[str]) -> list[Condition]:
+def conditions(pace: Pace, parts: frozenset[str]) -> list[Condition]:
     levels: tuple[Synchronous, ...] = ("FULL", "NORMAL") if "normal" in parts else ("FULL",)
     disks: tuple[Disk, ...] = ("native", "1 ms") if "slow" in parts else ("native",)
     return [
         Condition(producers, synchronous, disk)
         for disk in disks
         for synchronous in levels
-        for producers in PRODUCERS
+        for producers in pace.producers
+        if pace.every_level_on_every_disk or synchronous == "FULL" or disk == "native"
     ]
 
 

@@ -94,7 +94,7 @@ class Runner:
         parts = frozenset(self._parts)
         work: list[tuple[int, Condition, Contender]] = []
         for turn in range(self._pace.rounds):
-            for condition in conditions(parts):
+            for condition in conditions(self._pace, parts):
                 names = contenders(condition, parts)
                 # Another one begins in each round: nobody always follows the same neighbour.
                 start = turn % max(1, len(names))
@@ -150,7 +150,8 @@ class Runner:
         condition = Condition(growth.PRODUCERS, "FULL", "native")
         samples: list[GrowthSample] = []
         rounds, histories = self._pace.growth_rounds, growth.HISTORIES
-        for turn in range(rounds):
+        # The first turn fills the system's cache and is not counted.
+        for turn in range(-1, rounds):
             start = turn % len(histories)
             for history in histories[start:] + histories[:start]:
                 self._tell(f"growth: {history.name}", len(samples), rounds * len(histories))
@@ -162,6 +163,6 @@ class Runner:
                 if not path.exists():
                     growth.build(history, path)
                 outcome = self._run_cell("writer", condition, path)
-                if outcome is not None:
+                if outcome is not None and turn >= 0:
                     samples.append(GrowthSample(history.name, turn, outcome))
         return samples

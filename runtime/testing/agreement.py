@@ -70,9 +70,9 @@ def names_in(units: Iterable[Unit], names: Names | None = None) -> Names:
 def _gather(command: Any, names: Names) -> None:
     for name in command.__struct_fields__:
         value: Any = getattr(command, name)
-        for draft in value if isinstance(value, tuple) else (value,):
-            if isinstance(draft, Draft):
-                names.uids[draft.uid] = None
+        if name in ("messages", "summary", "closing"):
+            drafts = (value,) if isinstance(value, Draft) else value
+            names.uids |= {draft.uid: None for draft in drafts}
         if value is not None and name in _KIND_OF_FIELD:
             getattr(names, _KIND_OF_FIELD[name])[value] = None
     if hasattr(command, "inbound_id"):
@@ -93,25 +93,31 @@ def views_of(reader: Reader, names: Names) -> dict[str, Any]:
             answer = view(*arguments, **options)
         except (MissingError, AmbiguousError) as error:
             answer = f"{type(error).__name__}: {error}"
-        views[f"{view.__name__}({asked})"] = _plain(answer)
+        views[f"{view.__name__}({asked})"] = _exact(answer)
 
     _ask_about_sessions(reader, names, ask)
     _ask_about_work(reader, names, ask)
     return views
 
 
-def _plain(value: Any) -> Any:
-    """The same, equal only for equal content: in Python 1, 1.0 and True are one."""
+def _exact(answer: Any) -> str:
+    """The answer as text, equal only for equal content: in Python 1, 1.0 and True are one."""
+    text = repr(answer)
+    return text if "{" not in text else repr(_in_order(answer))
+
+
+def _in_order(value: Any) -> Any:
+    """The same with the members of every JSON object in one order, because theirs means nothing."""
     if isinstance(value, msgspec.Struct):
-        fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+        fields = {name: _in_order(getattr(value, name)) for name in value.__struct_fields__}
         return (type(value).__name__, fields)
     if isinstance(value, dict):
-        members = cast("dict[Any, Any]", value)
-        return {name: _plain(member) for name, member in members.items()}
+        members = cast("dict[str, Any]", value)
+        return {name: _in_order(members[name]) for name in sorted(members)}
     if isinstance(value, list | tuple):
-        items = cast("list[Any]", value)
-        return (type(items).__name__, [_plain(item) for item in items])
-    return (type(value).__name__, value)
+        items = [_in_order(item) for item in cast("list[Any]", value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
 
 
 def _ask_about_sessions(reader: Reader, names: Names, ask: Callable[..., None]) -> None:

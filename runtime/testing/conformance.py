@@ -23,8 +23,9 @@ from .conformance_sessions import SessionConformance
 from .conformance_transcripts import TranscriptConformance
 from .conformance_variants import VARIANTS
 from .conformance_work import WorkConformance
+from .conversation import Conversation, uid_of
 from .desk import bare, outcome_of
-from .workloads import WORKLOADS, Conversation, uid_of
+from .workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,8 +58,7 @@ class EngineConformance(SessionConformance, TranscriptConformance, WorkConforman
         """A8 and INV-1: every kind of command, applied once and sent again right away."""
         for number, load in enumerate(WORKLOADS.values()):
             with self.desk(tmp_path / str(number)) as desk:
-                for unit in load.preparation:
-                    desk.done(unit)
+                desk.done(*load.preparation)
                 for batch in load.batches:
                     desk.done(*batch.units)
                     desk.again(*batch.units)
@@ -68,12 +68,12 @@ class EngineConformance(SessionConformance, TranscriptConformance, WorkConforman
         for number, load in enumerate(WORKLOADS.values()):
             with self.desk(tmp_path / str(number)) as desk:
                 units = [*load.preparation, *(u for batch in load.batches for u in batch.units)]
-                desk.apply(*units)
+                desk.send(*units)
                 before = desk.views()
-                for _ in range(2):
-                    for unit in units:
-                        desk.apply(unit)
+                for unit in units * 2:
+                    desk.send(unit)
                 assert desk.views() == before
+                desk.agree()
 
     def test_the_same_name_with_other_content_is_refused(self, tmp_path: Path) -> None:
         """A7, A8: a natural key is never taken twice for different things."""
@@ -81,15 +81,17 @@ class EngineConformance(SessionConformance, TranscriptConformance, WorkConforman
         for number, (kind, (vary, expected)) in enumerate(VARIANTS.items()):
             load = next(load for load in WORKLOADS.values() if kind in load.kinds)
             with self.desk(tmp_path / str(number)) as desk:
-                desk.apply(*load.preparation)
+                desk.send(*load.preparation)
+                found: list[c.AnyCommand] = []
                 for batch in load.batches:
-                    desk.done(*batch.units)
+                    desk.send(*batch.units)
                     found = [x for u in batch.units for x in u.commands if type(x) is kind]
                     if found:
                         break
-                names_in([bare(vary(found[0]))], desk.names)
+                variant = bare(vary(found[0]))
+                names_in([variant], desk.names)
                 before = desk.views()
-                (receipt,) = desk.apply(bare(vary(found[0])))
+                (receipt,) = desk.send(variant)
                 assert (kind.__name__, outcome_of(receipt)) == (kind.__name__, expected)
                 assert desk.views() == before, kind.__name__
 

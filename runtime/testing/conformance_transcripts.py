@@ -1,4 +1,4 @@
-"""Conformance of transcripts: append, rotate, compact, rewind, restore, branch, erase; round trips."""
+"""Conformance of transcripts: append, rotate, compact, rewind, branch, erase; and round trips."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...storage.identity import Seq, SessionId, TurnId
 from ...storage.records import Draft, Role, Tokens, ToolCall
 from ...storage.units import Unit
 from .conformance_sessions import opened
+from .conversation import Conversation, uid_of
 from .desk import UnderTest, bare
 from .model_transcripts import as_given
-from .workloads import Conversation, uid_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -374,7 +374,7 @@ class TranscriptConformance(UnderTest):
             erased = c.EraseMessages(session_id=chat.session_id, seqs=(Seq(3), Seq(4)))
             desk.done(bare(erased))
             desk.again(bare(erased), appended)
-            rows = {m.seq: m for m in desk.rows(chat.session_id, everything=True)}
+            rows = {int(m.seq): m for m in desk.rows(chat.session_id, everything=True)}
             assert (rows[3].text, rows[3].user, rows[3].meta, rows[3].erased) == (
                 "",
                 None,

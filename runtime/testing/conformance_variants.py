@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ...storage import commands as c
 from ...storage.identity import Seq, SessionKey
-from ...storage.records import TurnOutcome
+from ...storage.records import Draft, TurnOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,13 +28,13 @@ def _other_draft(field: str) -> Vary:
     """The same message with another text."""
 
     def vary(command: Any) -> c.AnyCommand:
-        given = getattr(command, field)
-        if isinstance(given, tuple):
-            first, *rest = given
-            other = (replace(first, text="something else", parts=None), *rest)
-        else:
-            other = replace(given, text="something else")
-        return replace(command, **{field: other})
+        given: Any = getattr(command, field)
+        drafts: list[Draft] = [given] if isinstance(given, Draft) else list(given)
+        drafts[0] = replace(drafts[0], text="something else", parts=None)
+        changed: c.AnyCommand = replace(
+            command, **{field: drafts[0] if isinstance(given, Draft) else tuple(drafts)}
+        )
+        return changed
 
     return vary
 

@@ -11,15 +11,15 @@ from ...storage import commands as c
 from ...storage.identity import BlobId, Seq, SessionId, SessionKey, TurnId
 from ...storage.records import Inbound, Tokens, TurnOutcome
 from .conformance_sessions import opened
+from .conversation import uid_of
 from .desk import UnderTest, bare
-from .workloads import uid_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ...storage.records import Delivery
+    from .conversation import Conversation
     from .desk import Desk
-    from .workloads import Conversation
 
 TURN = TurnId(uid_of("turn"))
 ANSWERED = TurnOutcome(kind="answered", text="yes", detail={"n": [1, 1.0, True]})
@@ -118,8 +118,9 @@ class WorkConformance(UnderTest):
             desk.again(bare(accepted), taken)
             with desk.reading() as reader:
                 assert reader.waiting_inbound(chat.key) == ()
-            for change in ({"digest": "x"}, {"key": SessionKey("x")}, {"disposition": "merged"}):
-                desk.refused("conflict", bare(replace(accepted, **change)))  # type: ignore[arg-type]
+            changes: tuple[dict[str, Any], ...] = ({"digest": "x"}, {"key": SessionKey("x")})
+            for change in (*changes, {"disposition": "merged"}):
+                desk.refused("conflict", bare(replace(accepted, **change)))
 
     def test_waiting_messages_come_in_the_order_of_their_acceptance(self, tmp_path: Path) -> None:
         """A2: by time, then by turn, then by name."""

@@ -29,6 +29,7 @@ from ...storage.sqlite.schema import check_ours
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ RULES: Mapping[str, str] = {
     ),
     "a tombstone has no text": (
         "SELECT s.id FROM sessions s WHERE s.deleted = 1 AND (s.title IS NOT NULL "
-        "OR s.user IS NOT NULL OR s.meta IS NOT NULL OR EXISTS (SELECT 1 FROM messages m WHERE m.session = s.n) "
+        "OR s.user IS NOT NULL OR s.meta IS NOT NULL "
+        "OR EXISTS (SELECT 1 FROM messages m WHERE m.session = s.n) "
         "OR EXISTS (SELECT 1 FROM deliveries d WHERE d.session = s.n))"
     ),
     # An erased row does not tell any more whether it was a summary, or what it called.
@@ -116,7 +118,8 @@ RULES: Mapping[str, str] = {
     ),
     "what is summarised has its summary": (
         "SELECT m.session, m.seq, m.summarised_by FROM messages m WHERE m.state = 1 "
-        "AND NOT EXISTS (SELECT 1 FROM messages b WHERE b.session = m.session AND b.seq = m.summarised_by "
+        "AND NOT EXISTS (SELECT 1 FROM messages b "
+        "WHERE b.session = m.session AND b.seq = m.summarised_by "
         "AND b.state <> 2)"
     ),
     "a session is in one route at most": (
@@ -179,7 +182,8 @@ RULES: Mapping[str, str] = {
     ),
     "tokens add up the calls": (
         "SELECT s.id, s.tokens FROM sessions s "
-        "LEFT JOIN usage u ON u.session = s.n AND u.auxiliary = 0 GROUP BY s.n HAVING coalesce(s.tokens ->> 'input', 0) <> total(u.input) "
+        "LEFT JOIN usage u ON u.session = s.n AND u.auxiliary = 0 GROUP BY s.n "
+        "HAVING coalesce(s.tokens ->> 'input', 0) <> total(u.input) "
         "OR coalesce(s.tokens ->> 'output', 0) <> total(u.output)"
     ),
     "a sealed blob has all its pieces": (
@@ -231,7 +235,7 @@ def check_connection(db: apsw.Connection) -> list[Violation]:
 
 
 def logical_dump(path: str | os.PathLike[str]) -> Dump:
-    """The content, for comparison: equal dumps mean that nothing is lost, doubled or out of order."""
+    """The content, for comparison: in equal dumps nothing is lost, doubled or out of order."""
     with inspecting(path) as db:
         return dump_connection(db)
 

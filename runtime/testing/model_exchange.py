@@ -1,4 +1,4 @@
-"""The model of what leaves and what is waited for: deliveries, effects, questions, timers; blobs."""
+"""The model of what leaves and what is waited for, from deliveries to timers; and of blobs."""
 
 from __future__ import annotations
 

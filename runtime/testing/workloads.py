@@ -30,6 +30,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+__all__ = [
+    "START_MS",
+    "WORKLOADS",
+    "Batch",
+    "Conversation",
+    "Step",
+    "Upkeep",
+    "Workload",
+    "uid_of",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Units that are staged together and committed once."""

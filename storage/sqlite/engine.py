@@ -198,7 +198,7 @@ class SqliteEngine:
             # A commit on top of an unknown one could bury it: the log's next frames go over its
             # own.
             raise BatchUnknownError("stage", StorageError("the batch before is unknown"))
-        self._connection
+        self._connection  # noqa: B018 - raises while the connection is closed
         tx = self._transaction
         try:
             self._begin(tx)
@@ -298,15 +298,14 @@ class SqliteEngine:
                 check_guards(tx, unit)
                 again = False
             handler.apply(tx, command)
-        if again:
-            return Durable(tx.commit_seq, again=True, heads=self._heads_now(tx, unit.guards))
-        return Durable(tx.commit_seq, heads=tx.heads)
+        heads = self._heads_now(tx, unit.guards) if again else tx.heads()
+        return Durable(tx.commit_seq, again, heads)
 
     @staticmethod
     def _heads_now(tx: Transaction, guards: tuple[Guard, ...]) -> tuple[Head, ...]:
         """For a unit that was there before: where its sessions stand today."""
         found = (tx.session(g.session_id) for g in guards if g.session_id is not None)
-        return tuple(session.head for session in found if session is not None)
+        return tuple(session.head() for session in found if session is not None)
 
     def _raise_unless_unit_error(self, error: Exception) -> None:
         """Pass on what concerns one unit; raise what concerns the whole batch."""

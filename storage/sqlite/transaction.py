@@ -110,7 +110,6 @@ class SessionState:
         self.last_ms: int = row[21]
         self.last_minute: int = row[22]
 
-    @property
     def head(self) -> Head:
         return Head(self.id, Seq(self.next_seq), self.revision)
 
@@ -263,10 +262,9 @@ class Transaction:
     def begin_unit(self) -> None:
         self._heads = {}
 
-    @property
     def heads(self) -> tuple[Head, ...]:
         """Where the sessions stand that the current unit has touched."""
-        return tuple(session.head for session in self._heads.values())
+        return tuple([session.head() for session in self._heads.values()])
 
     def flush_messages(self) -> None:
         """Write the gathered message rows, so that SQL sees them."""

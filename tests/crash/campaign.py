@@ -109,7 +109,7 @@ class Rig:
         self.engine = open_engine(self.directory, self.vfs)
 
     def run(self, steps: Sequence[Step], first: int = 0, stored: int = 0) -> None:
-        """Do the steps; batches count from `first`, and those before `stored` must be found stored."""
+        """Do the steps; batches count from `first`, those before `stored` must be found stored."""
         number = first
         for step in steps:
             match step:
@@ -268,7 +268,7 @@ def stored_batches(start: Prepared, dump: Dump) -> int | None:
 
 
 def acknowledged(image: Image) -> tuple[int, int]:
-    """How many batches had been acknowledged before the power went, and the last commit_seq told."""
+    """How many batches had been acknowledged when the power went, and the last commit_seq."""
     acks: list[Any] = image.payloads("ack")
     if not acks:
         return 0, 0
@@ -293,23 +293,27 @@ class Tally:
 
 
 def power_loss(
-    start: Prepared, *, torn: int, seed: int = 0, double_every: int = 0, log: Log | None = None
+    start: Prepared, *, torn: int, double_every: int = 0, part: int = 0, parts: int = 1
 ) -> Tally:
-    """A power loss after every I/O operation; and a second one while recovering from some of them."""
+    """A power loss after every I/O operation, and a second one in some of the recoveries.
+
+    With several `parts`, each takes its share of the images.
+    """
     tally = Tally(violations=list(start.violations))
-    log = record(start) if log is None else log
     with scratch() as root:
-        for number, image in enumerate(images(log, torn=torn, seed=seed)):
+        for number, image in enumerate(images(record(start), torn=torn)):
+            if number % parts != part:
+                continue
             directory = image.write_to(root / "image")
             tally.add(image.name, check_directory(start, directory, *acknowledged(image)))
             shutil.rmtree(directory)
             if double_every and number % double_every == double_every - 1:
-                _second_loss(start, image, root, tally, seed)
+                _second_loss(start, image, root, tally)
     return tally
 
 
-def _second_loss(start: Prepared, first: Image, root: Path, tally: Tally, seed: int) -> None:
-    """The power goes again while the first loss is being recovered from and the rest is sent again."""
+def _second_loss(start: Prepared, first: Image, root: Path, tally: Tally) -> None:
+    """The power goes again while the first loss is recovered from and the rest is sent again."""
     acked, commit_seq = acknowledged(first)
     directory = first.write_to(root / "first")
     with Disk(directory, skip={f"{DATABASE}.lock"}) as disk:
@@ -324,7 +328,7 @@ def _second_loss(start: Prepared, first: Image, root: Path, tally: Tally, seed: 
         log = disk.log
     shutil.rmtree(directory)
     tally.violations += found
-    for image in images(log, torn=1, seed=seed):
+    for image in images(log, torn=int(PROOF)):
         again = acknowledged(image)
         directory = image.write_to(root / "second")
         where = f"{first.name} then {image.name}"

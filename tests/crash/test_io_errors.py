@@ -20,11 +20,12 @@ from onepen.runtime.testing.workloads import WORKLOADS
 from .campaign import PROOF, Prepared, prepared
 from .faults import Plan, io_error, operations_of, plans_for, spilling
 
-COMMON = ("finalize", "take_over", "checkpoint", "restart")
-NAMES = tuple(WORKLOADS) if PROOF else COMMON
+SHORT = ("finalize", "take_over")
+LONG = ("checkpoint", "restart")
+NAMES = tuple(WORKLOADS) if PROOF else (*SHORT, *LONG)
 # Staging what is larger than the cache writes to the log before the commit.
 SPILLED = ("group_commit", "put_chunk", "delete_session")
-RUNS_MIN = 5_000 if PROOF else 800
+RUNS_MIN = 5_000 if PROOF else 700
 
 _done: Counter[str] = Counter()
 Property = Callable[[str, object], None]
@@ -56,7 +57,10 @@ def test_after_an_io_error_at_any_operation_everything_is_stored_once(
     answer.
     """
     start = prepared(name)
-    assert check(start, plans_for(operations_of(start)), record_property) > 0
+    plans = list(plans_for(operations_of(start)))
+    if not PROOF and name in LONG:
+        plans = plans[::3]  # each operation in some of its ways
+    assert check(start, plans, record_property) > 0
 
 
 def test_a_database_whose_creation_failed_at_any_operation_is_created_by_the_next_opening(

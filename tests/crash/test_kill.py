@@ -76,34 +76,34 @@ def server() -> Iterator[Server]:
 
 # Each failpoint: the phase, where in it, and the workloads that have it (`None` stands for all).
 CREATING = ("create_database", "create_and_use")
-FAILPOINTS: dict[str, tuple[str, str | None, str | None, tuple[str, ...] | None]] = {
-    "before begin": ("stage", "before", None, None),
-    "after insert": ("stage", "after", None, None),
-    "before commit": ("commit", "before", None, None),
-    "in the commit's writes": ("commit", None, "write", None),
-    "in the commit's sync": ("commit", None, "sync", None),
-    "after commit, before ack": ("commit", "after", None, None),
-    "after ack": ("acknowledge", "after", None, None),
-    "in a checkpoint": ("checkpoint", None, None, ("checkpoint",)),
-    "in the checkpoint of a closing": ("close", None, None, None),
-    "in a reopening": ("reopen", None, None, ("reopen",)),
-    "in the fence": ("open", None, None, None),
-    "in a migration": ("open", None, None, CREATING),
+OPERATIONS = tuple(range(20))
+FAILPOINTS: dict[str, tuple[str, tuple[str | int, ...], str | None, tuple[str, ...] | None]] = {
+    "before begin": ("stage", ("before",), None, None),
+    "after insert": ("stage", ("after",), None, None),
+    "before commit": ("commit", ("before",), None, None),
+    "in the commit's writes": ("commit", OPERATIONS, "write", None),
+    "in the commit's sync": ("commit", (0,), "sync", None),
+    "after commit, before ack": ("commit", ("after",), None, None),
+    "after ack": ("acknowledge", ("after",), None, None),
+    "in a checkpoint": ("checkpoint", OPERATIONS, None, ("checkpoint",)),
+    "in the checkpoint of a closing": ("close", OPERATIONS, None, None),
+    "in a reopening": ("reopen", OPERATIONS, None, ("reopen",)),
+    "in the fence": ("open", OPERATIONS, None, None),
+    "in a migration": ("open", tuple(range(100)), None, CREATING),
 }
 KILLS_MIN = 100 if PROOF else 8
 
 
 def requests(failpoint: str) -> Iterator[Request]:
     """All kills of this failpoint: workloads, batches, and operations where it has several."""
-    phase, position, kind, names = FAILPOINTS[failpoint]
+    phase, positions, kind, names = FAILPOINTS[failpoint]
     if names is None:
         names = tuple(name for name in WORKLOADS if name not in CREATING)
-    positions: list[str | int] = [position] if position is not None else list(range(20))
     for where, nth, name in itertools.product(positions, range(4), names):
         batches = len(WORKLOADS[name].batches)
         if phase in ("stage", "commit", "acknowledge") and nth >= batches:
             continue
-        if phase in ("open", "close") and nth >= 1 + ("restart" in WORKLOADS[name].steps):
+        if phase in ("open", "close") and nth > WORKLOADS[name].steps.count("restart"):
             continue
         yield Request(directory="", workload=name, phase=phase, nth=nth, position=where, kind=kind)
 

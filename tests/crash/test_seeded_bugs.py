@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import apsw
@@ -29,8 +29,10 @@ from onepen.storage.sqlite.transaction import SessionState, Transaction
 from onepen.storage.units import Durable, Refused, Unit
 
 from . import campaign, faults
-from .campaign import Prepared
 from .faults import Plan
+
+if TYPE_CHECKING:
+    from .campaign import Prepared
 
 Check = Callable[[], list[Violation]]
 

@@ -1,4 +1,4 @@
-"""Every rule of `check_database` finds the damage that it is about, and a sound database has none."""
+"""Every rule of `check_database` finds its damage, and a sound database has none."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_every_unit_passes_the_edge() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_an_undisturbed_run_is_accepted_sound_and_the_same_every_time(name: str) -> None:
-    """INV-5, INV-22: the states that a crash test compares with are right themselves, and differ."""
+    """INV-5, INV-22: the states that a crash test compares with are right, and differ."""
     first, second = prepare(WORKLOADS[name]), prepare(WORKLOADS[name])
     assert first.violations == ()
     assert first.dumps == second.dumps
