@@ -54,8 +54,7 @@ def check_unit(unit: Unit) -> int:
         _check_guard(guard)
     for command in unit.commands:
         size += _BASE_BYTES
-        if type(command) is AppendMessages:  # by far the most frequent one
-            check_session_id(command.session_id)
+        if type(command) is AppendMessages:  # by far the most frequent one; its guard was checked
             _check_integer("base_seq", command.base_seq)
             if command.turn_id is not None:
                 _check_text("turn_id", command.turn_id, NAME_BYTES_MAX)
@@ -208,6 +207,8 @@ def check_draft(draft: Draft) -> int:
         _refuse("role", f"{draft.role!r} is none", "use system, developer, user, assistant or tool")
     if draft.text is not None and draft.parts is not None:
         _refuse("parts", "there is text as well", "give text or parts, not both")
+    if draft.plain:
+        return size
     details = _check_details(draft)
     if details > DETAILS_BYTES_MAX:
         hint = f"keep it under {DETAILS_BYTES_MAX} bytes; put large things into blobs"

@@ -37,10 +37,9 @@ class Posted(Generic[TicketT]):
         self.unit = unit
         self.size_bytes = size_bytes
         self.ticket = ticket
-        self.rows = sum(
-            len(command.messages) if type(command) is AppendMessages else 1
-            for command in unit.commands
-        )
+        self.rows = 0
+        for command in unit.commands:
+            self.rows += len(command.messages) if type(command) is AppendMessages else 1
 
 
 class Ledger(Generic[TicketT]):

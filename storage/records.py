@@ -83,6 +83,22 @@ class Draft(Record, frozen=True, kw_only=True):
     meta: JsonObject | None = None
     blobs: tuple[BlobId, ...] = ()
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is text and nothing else, as most messages are."""
+        return (
+            self.parts is None
+            and self.tool_calls == ()
+            and self.tool_call_id is None
+            and self.name is None
+            and self.reasoning is None
+            and self.finish_reason is None
+            and self.tokens is None
+            and self.platform_id is None
+            and self.meta is None
+            and self.blobs == ()
+        )
+
 
 class Message(Draft, frozen=True, kw_only=True):
     """A message as stored: its place in one session's transcript, and its state.

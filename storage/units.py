@@ -118,6 +118,17 @@ class Unknown(Struct, frozen=True):
 Receipt: TypeAlias = Durable | Refused | Unknown
 
 
+# The commands that change a transcript, and which of their fields names it.
+_CHANGES_TRANSCRIPT: dict[type, str] = {
+    AppendMessages: "session_id",
+    Compact: "session_id",
+    Rewind: "session_id",
+    Restore: "session_id",
+    Rotate: "parent_id",
+    Branch: "parent_id",
+}
+
+
 def check_guarded(unit: Unit) -> None:
     """Raise unless every command that changes a transcript is covered by a guard of its session.
 
@@ -126,17 +137,15 @@ def check_guarded(unit: Unit) -> None:
     """
     if not unit.commands:
         raise errors.InvalidUnitError("a unit without commands")
-    guarded = {guard.session_id for guard in unit.guards}
+    guarded = [guard.session_id for guard in unit.guards]
     for command in unit.commands:
-        match command:
-            case Rotate() | Branch():
-                session_id = command.parent_id
-                guarded.add(command.child_id)
-            case AppendMessages() | Compact() | Rewind() | Restore():
-                session_id = command.session_id
-            case _:
-                continue
+        field = _CHANGES_TRANSCRIPT.get(type(command))
+        if field is None:
+            continue
+        session_id = getattr(command, field)
         if session_id not in guarded:
             raise errors.InvalidUnitError(
                 f"{type(command).__name__} of session {session_id} is not guarded"
             )
+        if isinstance(command, Rotate | Branch):
+            guarded.append(command.child_id)  # the unit may go on in the child that it makes

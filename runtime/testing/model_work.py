@@ -42,6 +42,8 @@ def start_turn(state: State, command: c.StartTurn) -> bool:
             return False
     turn = _turn(state, command)
     session = state.known_session(command.session_id)
+    if state.text_gone(turn.id):
+        refuse("ended", f"the session of turn {turn.id} is deleted")
     if command.attempt != turn.attempt + 1:
         refuse("stale", f"attempt of turn {turn.id}")
     state.turns[turn.id] = replace(

@@ -63,18 +63,7 @@ def digest(value: Any) -> bytes:
 
 def details_of(draft: Draft) -> str | None:
     """The JSON of what has no column, `None` for a plain text message."""
-    if (
-        draft.parts is None
-        and not draft.tool_calls
-        and draft.tool_call_id is None
-        and draft.name is None
-        and draft.reasoning is None
-        and draft.finish_reason is None
-        and draft.tokens is None
-        and draft.platform_id is None
-        and draft.meta is None
-        and not draft.blobs
-    ):
+    if draft.plain:
         return None
     return to_json(
         Details(

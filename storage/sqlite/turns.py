@@ -93,8 +93,10 @@ def _turn_started(tx: Transaction, command: StartTurn) -> bool:
 
 
 def _start_turn(tx: Transaction, command: StartTurn) -> None:
-    n, state, attempt, outcome, history, _, ended_ms, _ = _turn(tx, command.turn_id)
+    n, state, attempt, outcome, history, _, ended_ms, ran_in = _turn(tx, command.turn_id)
     session = tx.stored_session(command.session_id)
+    if ran_in is not None:
+        tx.stored_session(ran_in)  # what a turn said and did went with its session: no way on
     if command.attempt != attempt + 1:
         refuse("stale", f"attempt of turn {command.turn_id}", stored=attempt, given=command.attempt)
     if state == "waiting":

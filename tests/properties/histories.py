@@ -51,6 +51,16 @@ OBJECTS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(st.sampled_from("xy
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
+class StillClock:
+    """A clock that stands still: two runs of one history differ in nothing."""
+
+    def now(self) -> int:
+        return 1_000_000
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
 class Author:
     """Proposes the next unit, knowing what is stored."""
 
@@ -400,7 +410,7 @@ class Author:
 
     def turn(self) -> Unit | None:
         state = self.model.state
-        if not state.turns or self._one((True, False, False)):
+        if not state.turns or self._one((False, False, False, True)):
             turn_id = TurnId(uid_of(self._fresh("turn")))
             key = self._one(KEYS)
             opened = c.OpenTurn(turn_id=turn_id, key=key, at_ms=self._at())
@@ -570,7 +580,7 @@ class Author:
 _FREQUENT = (Author.append, Author.edit, Author.begin_session)
 PROPOSALS: tuple[Callable[[Author], Unit | None], ...] = (
     *_FREQUENT * 4,
-    *(Author.rotate, Author.rotate, Author.branch, Author.turn, Author.turn, Author.set_value),
+    *(Author.rotate, Author.rotate, Author.branch, Author.set_value, *[Author.turn] * 5),
     *(Author.open_incarnation, Author.create_row, Author.end_or_reopen, Author.delete),
     *(Author.stage, Author.switch, Author.inbox, Author.usage, Author.delivery, Author.effect),
     *(Author.question, Author.timer, Author.blob, Author.mark, Author.set_value),

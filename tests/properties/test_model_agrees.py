@@ -6,13 +6,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onepen.runtime.system import SystemClock
 from onepen.runtime.testing.desk import Desk
 from onepen.runtime.testing.invariants import check_database
 from onepen.storage.sqlite.engine import open_sqlite
 from onepen.storage.units import Unit
 
-from .histories import histories, in_batches
+from .histories import StillClock, histories, in_batches
 
 
 @given(units=histories(), data=st.data())
@@ -20,7 +19,7 @@ def test_engine_and_model_agree_on_receipts_and_views(
     units: list[Unit], data: st.DataObject
 ) -> None:
     """INV-1, INV-4, INV-5, INV-17: receipts unit by unit, every view after every batch."""
-    engine = open_sqlite(None, SystemClock())
+    engine = open_sqlite(None, StillClock())
     try:
         desk = Desk(engine)
         for batch in in_batches(data.draw, units):
@@ -37,12 +36,12 @@ def test_a_file_agrees_too_and_is_sound(units: list[Unit], data: st.DataObject) 
         path = Path(folder) / "chat.db"
         batches = in_batches(data.draw, units)
         middle = data.draw(st.integers(0, len(batches)))
-        desk = Desk(open_sqlite(path, SystemClock()))
+        desk = Desk(open_sqlite(path, StillClock()))
         try:
             for number, batch in enumerate(batches):
                 if number == middle:
                     desk.engine.close()
-                    desk.engine = open_sqlite(path, SystemClock())
+                    desk.engine = open_sqlite(path, StillClock())
                     desk.agree()
                 desk.send(*batch)
             desk.agree()
