@@ -60,8 +60,9 @@ class WriterStatistics(Struct, frozen=True, kw_only=True):
 
 @final
 class WriterRef:
-    """What callers hold; it outlives the thread and the engine's connections. Use it on the
-    trio thread.
+    """What callers hold; it outlives the thread and the engine's connections.
+
+    Use it on the trio thread.
     """
 
     __slots__ = ("_intake", "_writer")
@@ -71,11 +72,11 @@ class WriterRef:
         self._intake = writer.intake
 
     async def room(self) -> None:
-        """Wait until something may be posted; then build the unit and post it, with no
-        checkpoint between.
+        """Wait until something may be posted.
 
-        Raises `WriterClosedError` and `StorageUnavailableError`. Does not yield if there is
-        room.
+        Then build the unit and post it, with no checkpoint between.
+
+        Raises `WriterClosedError` and `StorageUnavailableError`. Does not yield if there is room.
         """
         await self._intake.room()
 
@@ -88,15 +89,17 @@ class WriterRef:
         return self._intake.post(unit)
 
     async def write(self, unit: Unit) -> Durable:
-        """Post and wait. On disk on return; raises what `Ticket.durable` raises. Cancelling
-        revokes nothing.
+        """Post and wait.
+
+        On disk on return; raises what `Ticket.durable` raises. Cancelling revokes nothing.
         """
         await self._intake.room()
         return await self._intake.post(unit).durable()
 
     async def read(self, view: Callable[[Reader], T]) -> T:
-        """Call `view` with a reader of one snapshot, off the loop. It sees all that was
-        acknowledged before.
+        """Call `view` with a reader of one snapshot, off the loop.
+
+        It sees all that was acknowledged before.
         """
         return await self._writer.read(view)
 
@@ -231,8 +234,9 @@ class Writer:
             self.intake.look_for_stall()
 
     async def drain(self) -> None:
-        """Take nothing new, finish what is posted, end the driver; at the deadline, leave it
-        behind.
+        """Take nothing new, finish what is posted, end the driver.
+
+        At the deadline, leave it behind.
         """
         self._stopping = True
         self.intake.close()

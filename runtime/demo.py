@@ -80,8 +80,9 @@ def _draft(producer: int, number: int) -> Draft:
 async def _produce(
     writer: WriterRef, producer: int, acknowledged: int, messages: int, acks: _Acks
 ) -> None:
-    """One session: opens its key, then sends one message after the other, each after the last
-    ack.
+    """One session.
+
+    Opens its key, then sends one message after the other, each after the last ack.
     """
     key, session_id = SessionKey(f"demo:{producer}"), SessionId(f"demo-{producer}")
     incarnation = Incarnation(writer.epoch << 32)

@@ -89,8 +89,9 @@ class SetPendingTitle(Command, frozen=True, kw_only=True):
 
 
 class CountUselessCompressions(Command, frozen=True, kw_only=True):
-    """How many compressions of this key in a row gained nothing; the brake against compressing
-    for ever.
+    """How many compressions of this key in a row gained nothing.
+
+    The brake against compressing for ever.
     """
 
     key: SessionKey
@@ -186,8 +187,9 @@ class AppendMessages(Command, frozen=True, kw_only=True):
 
 
 class Rotate(Command, frozen=True, kw_only=True):
-    """The key moves to a child: the parent ends by compression, summary and carried rows are
-    copied.
+    """The key moves to a child.
+
+    The parent ends by compression, summary and carried rows are copied.
 
     The child's seqs start at 0: first the summary, then the carried rows in the order of the
     parent's transcript. `turn_id` is the running turn, whose rows are left out when the gain is
@@ -207,8 +209,9 @@ class Rotate(Command, frozen=True, kw_only=True):
 
 
 class Compact(Command, frozen=True, kw_only=True):
-    """The same in place: active rows from `first_seq` to `last_seq` become inactive behind
-    their summary.
+    """The same in place.
+
+    Active rows from `first_seq` to `last_seq` become inactive behind their summary.
     """
 
     session_id: SessionId
@@ -244,8 +247,9 @@ class Restore(Command, frozen=True, kw_only=True):
 
 
 class Branch(Command, frozen=True, kw_only=True):
-    """The key moves to a copy of the transcript up to and with `upto_seq`; the parent stays as
-    it is.
+    """The key moves to a copy of the transcript up to and with `upto_seq`.
+
+    The parent stays as it is.
     """
 
     key: SessionKey
@@ -288,8 +292,9 @@ class OpenTurn(Command, frozen=True, kw_only=True):
 
 
 class AcceptInbound(Command, frozen=True, kw_only=True):
-    """An inbound message is accepted: its turn is named, its body (if it must wait) is kept
-    until taken.
+    """An inbound message is accepted.
+
+    Its turn is named, its body (if it must wait) is kept until taken.
     """
 
     source: str
@@ -310,8 +315,9 @@ class TakeInbound(Command, frozen=True, kw_only=True):
 
 
 class StartTurn(Command, frozen=True, kw_only=True):
-    """The turn runs in this session. `attempt` is one more than the stored one: 1 starts, 2
-    resumes, …
+    """The turn runs in this session.
+
+    `attempt` is one more than the stored one: 1 starts, 2 resumes, …
     """
 
     turn_id: TurnId
@@ -356,8 +362,9 @@ class ResolveDeadLetter(Command, frozen=True, kw_only=True):
 
 
 class PruneInbox(Command, frozen=True, kw_only=True):
-    """Dedupe rows of ended turns that were accepted before this time go; at most `limit` of
-    them.
+    """Dedupe rows of ended turns that were accepted before this time go.
+
+    At most `limit` of them.
     """
 
     before_ms: int
@@ -397,8 +404,9 @@ class PostDelivery(Command, frozen=True, kw_only=True):
 
 
 class MarkDelivery(Command, frozen=True, kw_only=True):
-    """What became of a delivery. `sending` opens the next attempt, anything else closes this
-    one.
+    """What became of a delivery.
+
+    `sending` opens the next attempt, anything else closes this one.
     """
 
     delivery_id: str
@@ -411,9 +419,7 @@ class MarkDelivery(Command, frozen=True, kw_only=True):
 
 
 class BeginEffect(Command, frozen=True, kw_only=True):
-    """The intent of a side effect, stored before it runs. `digest` is the hash of its
-    arguments.
-    """
+    """The intent of a side effect, stored before it runs. `digest` is the hash of its arguments."""
 
     turn_id: TurnId
     effect_key: str

@@ -45,8 +45,9 @@ _BASE_BYTES = 64  # what a command costs in memory beside its content; a rough, 
 
 
 def check_unit(unit: Unit) -> int:
-    """Check everything in a unit and return its size in bytes, for bounds. Raises before anything
-    is posted.
+    """Check everything in a unit and return its size in bytes, for bounds.
+
+    Raises before anything is posted.
     """
     check_guarded(unit)
     size = 0

@@ -82,8 +82,9 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Reader(Protocol):
-    """Read views, all of one snapshot. Use it in a `with` block of `Engine.reading`, and
-    briefly.
+    """Read views, all of one snapshot.
+
+    Use it in a `with` block of `Engine.reading`, and briefly.
     """
 
     # Sessions
@@ -94,8 +95,7 @@ class Reader(Protocol):
         ...
 
     def find_session(self, given: str) -> Session:
-        """By id, unique id prefix or title, in this order; a title means the latest of its
-        lineage.
+        """By id, unique id prefix or title, in this order; a title means the latest of its lineage.
 
         Raises `MissingError` or `AmbiguousError`.
         """
@@ -141,9 +141,7 @@ class Reader(Protocol):
     def turn(self, turn_id: TurnId) -> Turn | None: ...
     def unfinished_turns(self, key: SessionKey | None = None) -> tuple[Turn, ...]: ...
     def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
-        """Accepted messages whose body has not been taken yet, in the order of their
-        acceptance.
-        """
+        """Accepted messages whose body has not been taken yet, in the order of their acceptance."""
         ...
 
     def inbound(self, source: str, inbound_id: str) -> InboxEntry | None: ...
@@ -179,8 +177,9 @@ class Engine(Protocol):
     def epoch(self) -> int: ...
 
     def stage(self, units: Sequence[Unit]) -> list[Durable | Refused]:
-        """Apply a batch inside a transaction that stays open. The receipts hold once `commit`
-        returns.
+        """Apply a batch inside a transaction that stays open.
+
+        The receipts hold once `commit` returns.
         """
         ...
 
@@ -189,9 +188,7 @@ class Engine(Protocol):
         ...
 
     def reopen(self) -> None:
-        """After `BatchUnknownError`: bring the database back to a state that can be trusted, or
-        raise.
-        """
+        """Bring the database back, after `BatchUnknownError`, to a state that can be trusted."""
         ...
 
     def reading(self) -> AbstractContextManager[Reader]:

@@ -27,8 +27,9 @@ class OnepenError(Exception):
 
 
 class InvariantError(OnepenError):
-    """Our own bug: a promise that durability rests on does not hold. Raised even under `python
-    -O`.
+    """Our own bug: a promise that durability rests on does not hold.
+
+    Raised even under `python -O`.
     """
 
     hint = "this is a defect in onepen; please report it with the log"
@@ -210,8 +211,9 @@ class BatchUnknownError(StorageError):
 
 
 class LowSpaceError(StorageError):
-    """Less free space than the watermark: writing stops while reading and checkpoints still
-    work.
+    """Less free space than the watermark.
+
+    Writing stops while reading and checkpoints still work.
     """
 
     hint = "free some space; writing goes on by itself"
@@ -224,8 +226,9 @@ class LowSpaceError(StorageError):
 
 
 class StaleEpochError(StorageError):
-    """Another process has opened the database for writing since; this engine can't commit any
-    more.
+    """Another process has opened the database for writing since.
+
+    This engine can't commit any more.
     """
 
     hint = "stop this process: the file has a new owner"

@@ -86,9 +86,7 @@ class Ledger(Generic[TicketT]):
             return None
 
     def clear(self) -> list[Posted[TicketT]]:
-        """Everything that is not resolved, in order; for whoever must answer it at the very
-        end.
-        """
+        """Everything that is not resolved, in order; for whoever must answer it at the very end."""
         rest = [*self.taken, *([self._next] if self._next is not None else [])]
         self.taken, self._next = [], None
         while not self._arrivals.empty():
@@ -141,8 +139,9 @@ class Pen(Generic[TicketT]):
         self.phase = "staged"
 
     def commit(self) -> None:
-        """Make it durable. On any error the batch is unknown, and the pen broken until
-        `recover`.
+        """Make it durable.
+
+        On any error the batch is unknown, and the pen broken until `recover`.
         """
         self._expect("staged")
         self.phase = "broken"
@@ -164,8 +163,9 @@ class Pen(Generic[TicketT]):
         return resolved
 
     def recover(self) -> None:
-        """Bring the engine back; the batch stays taken. Raises `StorageError` while that is
-        impossible.
+        """Bring the engine back; the batch stays taken.
+
+        Raises `StorageError` while that is impossible.
         """
         self._expect("broken")
         # With too little space nothing was begun, so there is nothing to doubt and nothing to

@@ -41,8 +41,9 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 class ToolCall(Record, frozen=True, kw_only=True):
-    """One call that an assistant message asks for. `arguments` is the model's own text, kept as it
-    is.
+    """One call that an assistant message asks for.
+
+    `arguments` is the model's own text, kept as it is.
     """
 
     id: str
@@ -168,8 +169,9 @@ class Session(Record, frozen=True, kw_only=True):
 
 
 class Route(Record, frozen=True, kw_only=True):
-    """A key: its current session, its actor's incarnation, and what waits for it without a session
-    row.
+    """A key.
+
+    Its current session, its actor's incarnation, and what waits for it without a session row.
     """
 
     key: SessionKey
@@ -214,8 +216,9 @@ class Inbound(Record, frozen=True, kw_only=True):
 
 
 class InboxEntry(Record, frozen=True, kw_only=True):
-    """One accepted inbound message, known by (source, inbound id). `body` is gone once its turn
-    started.
+    """One accepted inbound message, known by (source, inbound id).
+
+    `body` is gone once its turn started.
     """
 
     source: str
@@ -289,8 +292,9 @@ class UsageTotal(Record, frozen=True, kw_only=True):
 
 
 class Delivery(Record, frozen=True, kw_only=True):
-    """One reply on its way out. `id` is stable, so that a platform can use it as its idempotency
-    key.
+    """One reply on its way out.
+
+    `id` is stable, so that a platform can use it as its idempotency key.
     """
 
     id: str

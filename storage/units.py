@@ -50,8 +50,9 @@ class Guard(Struct, frozen=True, kw_only=True):
 
 
 class Unit(Struct, frozen=True):
-    """Commands that are applied together, under their guards. A unit that is sent again must be
-    equal.
+    """Commands that are applied together, under their guards.
+
+    A unit that is sent again must be equal.
     """
 
     commands: tuple[AnyCommand, ...]

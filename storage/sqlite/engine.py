@@ -65,8 +65,9 @@ def open_sqlite(
     *,
     vfs: str | None = None,
 ) -> SqliteEngine:
-    """Open a database for writing; `None` is one in memory. Blocks; raises `OpenError` and its
-    kin.
+    """Open a database for writing; `None` is one in memory.
+
+    Blocks; raises `OpenError` and its kin.
     """
     connection.check_sqlite_version()
     place = None if path is None else take_place(path, clock)
@@ -86,8 +87,9 @@ def _refused_for(error: Exception) -> Refused:
 
 
 class SqliteEngine:
-    """An open database. All methods but `reading` and `statistics` belong to one thread at a
-    time.
+    """An open database.
+
+    All methods but `reading` and `statistics` belong to one thread at a time.
     """
 
     def __init__(
@@ -155,8 +157,9 @@ class SqliteEngine:
         self._readers.resume()
 
     def _move_epoch(self) -> None:
-        """The fence: what recovery found may be in the page cache only; this commit syncs it
-        with itself.
+        """The fence: what recovery found may be in the page cache only.
+
+        This commit syncs it with itself.
         """
         db = self._connection
         db.execute("BEGIN IMMEDIATE")
@@ -242,8 +245,9 @@ class SqliteEngine:
         self._transaction.trim()
 
     def _apply_together(self, tx: Transaction, units: Sequence[Unit]) -> list[Durable | Refused]:
-        """The fast way: no savepoints, rows in bulk. Leaves by an error if a unit failed
-        half-way.
+        """The fast way: no savepoints, rows in bulk.
+
+        Leaves by an error if a unit failed half-way.
         """
         receipts: list[Durable | Refused] = []
         for unit in units:
@@ -258,8 +262,9 @@ class SqliteEngine:
         return receipts
 
     def _apply_one_by_one(self, tx: Transaction, units: Sequence[Unit]) -> list[Durable | Refused]:
-        """The careful way: a savepoint for each unit, so that one that fails takes nothing
-        along.
+        """The careful way.
+
+        A savepoint for each unit, so that one that fails takes nothing along.
         """
         self._careful_batches += 1
         db = self._connection
@@ -317,8 +322,9 @@ class SqliteEngine:
             raise error
 
     def _roll_back(self) -> None:
-        """Leave no transaction open. What this can't do, `reopen` does by closing the
-        connection.
+        """Leave no transaction open.
+
+        What this can't do, `reopen` does by closing the connection.
         """
         self._transaction.forget()
         self._transaction.route_writes = 0

@@ -72,8 +72,9 @@ class Place:
         return numbers.f_bavail * numbers.f_frsize
 
     def release(self) -> None:
-        """Give the lock back. The lock file stays: removing it would let two processes lock two
-        files.
+        """Give the lock back.
+
+        The lock file stays: removing it would let two processes lock two files.
         """
         if self._lock is not None:
             os.close(self._lock)

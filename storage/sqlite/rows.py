@@ -157,8 +157,9 @@ def message_of(row: Sequence[Any], *, damaged: bool = False) -> Message:
 
 
 def mended_message_of(row: Sequence[Any]) -> Message:
-    """A row read raw, because its text is not valid UTF-8: shown with replacement characters and
-    marked.
+    """A row read raw, because its text is not valid UTF-8.
+
+    Shown with replacement characters and marked.
     """
     readable: list[Any] = list(row)
     damaged = False

@@ -303,9 +303,7 @@ def check_ours(db: apsw.Connection, path: str) -> int:
 
 
 def migrate(db: apsw.Connection, path: str, now_ms: int) -> int:
-    """Bring the file to the current version, one transaction a step; returns the version it
-    had.
-    """
+    """Bring the file to the current version, one transaction a step; returns the version it had."""
     stored = check_ours(db, path)
     for version in range(stored, VERSION):
         with db:

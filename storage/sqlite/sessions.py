@@ -356,8 +356,9 @@ def _delete_session(tx: Transaction, command: DeleteSession) -> None:
 
 
 def _give_originals_away(tx: Transaction, session: SessionState) -> None:
-    """Carried copies of the session's own messages: the oldest copy of each becomes the
-    original.
+    """Carried copies of the session's own messages.
+
+    The oldest copy of each becomes the original.
     """
     heirs = tx.all(
         "SELECT min(c.n), c.uid FROM messages o JOIN messages c ON c.uid = o.uid AND c.carried = 1 "

@@ -244,8 +244,9 @@ def _check_gain(
 def _make_child(
     tx: Transaction, parent: SessionState, command: Rotate | Branch, edge: str
 ) -> SessionState:
-    """The child's row: what describes the conversation follows it, the title with its next
-    number.
+    """The child's row.
+
+    What describes the conversation follows it, the title with its next number.
     """
     row = tx.one("SELECT source, user, model, meta FROM sessions WHERE n = ?", (parent.n,))
     assert row is not None
@@ -271,9 +272,7 @@ def _make_child(
 def _carry(
     tx: Transaction, parent: SessionState, child: SessionState, which: str, value: Any
 ) -> None:
-    """Copy active rows of the parent, in the order of its transcript, behind what the child
-    has.
-    """
+    """Copy active rows of the parent, in the order of its transcript, behind what the child has."""
     tx.change(
         "INSERT INTO messages (session, seq, uid, turn, role, state, carried, kind, created_ms, "
         "user, text, "
@@ -386,8 +385,9 @@ def _expect_revision(session: SessionState, replaces: int) -> None:
 
 
 def _rewind(tx: Transaction, command: Rewind) -> None:
-    """Rows at or after the point go; rows before it come back if the summary that covered them
-    goes.
+    """Rows at or after the point go.
+
+    Rows before it come back if the summary that covered them goes.
     """
     session = tx.stored_session(command.session_id)
     _expect_revision(session, command.replaces)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Seeded torn subsets for each point; with these the proof profile has more than 10,000 images.
 TORN = 8 if PROOF else 1
 # Every so-maniest image is recovered on a recording disk and loses its power again.
-DOUBLE_EVERY = 97 if PROOF else 150
+DOUBLE_EVERY = 120 if PROOF else 150
 PARTS = 3 if PROOF else 1  # so that no test takes as long as a hang
 IMAGES_MIN, DOUBLES_MIN = (10_000, 400) if PROOF else (3_000, 100)
 

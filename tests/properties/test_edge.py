@@ -1,0 +1,142 @@
+"""The edge is total: any input is stored exactly, or refused with one typed error."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onepen.runtime.testing.conversation import Conversation, uid_of
+from onepen.runtime.testing.model_transcripts import as_given
+from onepen.runtime.testing.workloads import WORKLOADS
+from onepen.storage.edge import check_unit
+from onepen.storage.errors import InvalidContentError, InvalidUnitError
+from onepen.storage.records import Draft, Tokens, ToolCall
+from onepen.storage.sqlite.engine import open_sqlite
+from onepen.storage.units import Durable, Unit
+
+from .histories import StillClock
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(2**65), 2**65),
+    st.floats(),
+    TEXT,
+    st.binary(max_size=5),
+)
+KEYS = st.one_of(TEXT, st.integers(), st.none(), st.booleans(), st.binary(max_size=3))
+
+
+def _deep(depth: int) -> Any:
+    value: Any = 1
+    for number in range(depth):
+        value = {"x": value} if number % 2 else [value]
+    return value
+
+
+ANYTHING: st.SearchStrategy[Any] = st.one_of(
+    SCALARS,
+    st.integers(1, 200).map(_deep),
+    st.recursive(
+        SCALARS,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.tuples(inner),
+            st.dictionaries(KEYS, inner, max_size=3),
+            st.dictionaries(TEXT, inner, max_size=3),
+        ),
+        max_leaves=8,
+    ),
+)
+OBJECTS: st.SearchStrategy[Any] = st.dictionaries(TEXT, ANYTHING, max_size=3)
+
+
+def _structs(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """The struct with anything in its fields; msgspec looks at types only when it decodes."""
+    names = kind.__struct_fields__
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(names, ANYTHING)).map(
+        lambda fields: kind(**{"id": "", "name": "", **fields} if kind is ToolCall else fields)
+    )
+
+
+DRAFTS = st.fixed_dictionaries(
+    {"uid": st.just(uid_of("any")), "role": st.sampled_from(("user", "assistant", "tool"))},
+    optional={
+        **dict.fromkeys(Draft.__struct_fields__[2:], ANYTHING),
+        "text": TEXT | ANYTHING,
+        "parts": st.lists(OBJECTS, max_size=2).map(tuple) | ANYTHING,
+        "tool_calls": st.lists(_structs(ToolCall), max_size=2).map(tuple) | ANYTHING,
+        "tokens": _structs(Tokens) | ANYTHING,
+        "meta": OBJECTS | ANYTHING,
+        "name": TEXT,
+        "user": TEXT,
+        "reasoning": TEXT,
+        "created_ms": st.integers() | ANYTHING,
+        "blobs": st.just(()) | ANYTHING,
+    },
+).map(lambda fields: Draft(**fields))
+
+
+@given(draft=DRAFTS)
+def test_a_message_is_kept_exactly_or_refused(draft: Draft) -> None:
+    """INV-20: what passes the edge comes back the same; what does not is an InvalidContentError."""
+    chat = Conversation("any")
+    opening = chat.opening()
+    unit = chat.guarded(chat.guard(), chat.append(draft))
+    try:
+        check_unit(unit)
+    except InvalidContentError:
+        return
+    engine = open_sqlite(None, StillClock())
+    try:
+        *_, receipt = engine.stage([*opening, unit])
+        engine.commit()
+        (again,) = engine.stage([unit])
+        engine.commit()
+        if draft.blobs:  # well-formed, and not stored
+            assert not isinstance(receipt, Durable)
+            return
+        assert isinstance(receipt, Durable)
+        assert isinstance(again, Durable)
+        assert again.again
+        with engine.reading() as reader:
+            (message,) = reader.transcript(chat.session_id).messages
+        assert repr(as_given(message)) == repr(draft)
+    finally:
+        engine.close()
+
+
+COMMANDS = [
+    command
+    for load in WORKLOADS.values()
+    for batch in load.batches
+    for unit in batch.units
+    for command in unit.commands
+]
+
+
+@given(data=st.data(), command=st.sampled_from(COMMANDS))
+def test_any_command_is_accepted_or_refused_with_a_type(data: st.DataObject, command: Any) -> None:
+    """INV-20, INV-13: one field is anything; edge or receipt says so, and nothing breaks."""
+    name = data.draw(st.sampled_from(command.__struct_fields__))
+    value: Any = data.draw(OBJECTS | ANYTHING)
+    fields = {field: getattr(command, field) for field in command.__struct_fields__}
+    unit = Unit(
+        (type(command)(**{**fields, name: value}),), Conversation("any").opening()[1].guards
+    )
+    try:
+        check_unit(unit)
+    except (InvalidContentError, InvalidUnitError):  # the latter for what is not guarded
+        pass
+    # Past the edge by mistake, it fails alone, whatever it is.
+    engine = open_sqlite(None, StillClock())
+    try:
+        good = Conversation("good").opening()
+        receipts = engine.stage([good[0], Unit(unit.commands), good[1]])
+        engine.commit()
+        assert isinstance(receipts[0], Durable)
+        assert isinstance(receipts[2], Durable)
+    finally:
+        engine.close()
