@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TicketT = TypeVar("TicketT")
 
 
-class Progress(Struct, Generic[TicketT], frozen=True):
+class Progress(Struct, Generic[TicketT], frozen=True, gc=False):
     """A batch that is durable, with how long staging and committing it took."""
 
     resolved: list[tuple[Posted[TicketT], Durable | Refused]]

@@ -34,7 +34,7 @@ class Ticket:
     def __init__(self, posted_s: float, trouble: Callable[[], OnepenError | None]) -> None:
         self.posted_s = posted_s
         self._receipt: Receipt | None = None
-        self._waiters: list[trio.lowlevel.Task] = []
+        self._waiters: list[trio.lowlevel.Task] | None = None  # most tickets have one, or none
         self._trouble = trouble
 
     @property
@@ -52,10 +52,14 @@ class Ticket:
         if (error := self._trouble()) is not None:
             raise error
         task = trio.lowlevel.current_task()
-        self._waiters.append(task)
+        if self._waiters is None:
+            self._waiters = [task]
+        else:
+            self._waiters.append(task)
 
         def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            self._waiters.remove(task)
+            if self._waiters is not None:
+                self._waiters.remove(task)
             return trio.lowlevel.Abort.SUCCEEDED
 
         receipt: Receipt = await trio.lowlevel.wait_task_rescheduled(abort)
@@ -73,14 +77,14 @@ class Ticket:
     def resolve(self, receipt: Receipt) -> None:
         """For the Writer: the outcome is known."""
         self._receipt = receipt
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
+        if self._waiters is not None:
+            waiters, self._waiters = self._waiters, None
             for task in waiters:
                 trio.lowlevel.reschedule(task, outcome.Value(receipt))
 
     def interrupt_waits(self, error: OnepenError) -> None:
         """For the Writer: storage is down, nobody shall wait; the ticket stays open."""
-        waiters, self._waiters = self._waiters, []
-        for task in waiters:
+        waiters, self._waiters = self._waiters, None
+        for task in waiters or ():
             # An Outcome may be used once, so each task gets its own.
             trio.lowlevel.reschedule(task, outcome.Error(error))

@@ -51,8 +51,8 @@ from .records import (
 )
 
 
-class Command(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """One durable change."""
+class Command(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True, gc=False):
+    """One durable change. Never part of a reference cycle, so the collector need not look at it."""
 
 
 # Keys ----------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class ResolveDeadLetter(Command, frozen=True, kw_only=True):
 class PruneInbox(Command, frozen=True, kw_only=True):
     """Dedupe rows of ended turns that were accepted before this time go.
 
-    At most `limit` of them.
+    The oldest go first, and at most `limit` of them.
     """
 
     before_ms: int

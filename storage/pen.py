@@ -1,8 +1,9 @@
 """The pen: batching as one synchronous state machine, driven by whoever holds it.
 
     take ──▶ stage ──▶ commit ──▶ resolve ──▶ take …
-      ▲        │          │ └─ recover ◀────────┘   a batch whose outcome is unknown stays taken and
-      is staged again, as it was
+      ▲        │          │
+      └────────┴──────────┘
+              recover: a batch whose outcome is unknown stays taken and is staged again, as it was
 
 The ledger is the ordered list of units that are posted and not resolved. It belongs to the
 writer's reference and outlives the pen, its thread and its engine: whoever takes the pen next

@@ -33,7 +33,9 @@ DeadLetterState: TypeAlias = Literal["open", "retried", "dropped"]
 JsonObject: TypeAlias = dict[str, Any]
 
 
-class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Record(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
+):
     """The common shape: immutable, by keyword, compact as JSON, strict when read."""
 
 

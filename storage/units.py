@@ -39,7 +39,7 @@ Reason: TypeAlias = Literal[
 ]
 
 
-class Guard(Struct, frozen=True, kw_only=True):
+class Guard(Struct, frozen=True, kw_only=True, gc=False):
     """What must hold for a unit to be applied."""
 
     key: SessionKey
@@ -49,7 +49,7 @@ class Guard(Struct, frozen=True, kw_only=True):
     revision: int | None = None
 
 
-class Unit(Struct, frozen=True):
+class Unit(Struct, frozen=True, gc=False):
     """Commands that are applied together, under their guards.
 
     A unit that is sent again must be equal.
@@ -59,7 +59,7 @@ class Unit(Struct, frozen=True):
     guards: tuple[Guard, ...] = ()
 
 
-class Head(Struct, frozen=True):
+class Head(Struct, frozen=True, gc=False):
     """Where a session stands after a unit."""
 
     session_id: SessionId
@@ -67,7 +67,7 @@ class Head(Struct, frozen=True):
     revision: int
 
 
-class Durable(Struct, frozen=True):
+class Durable(Struct, frozen=True, gc=False):
     """The unit is on disk. `again` says that it was there before it was sent this time."""
 
     commit_seq: int

@@ -217,15 +217,12 @@ class ModelReader:
         return tuple(t for t in turns if t.state != "ended" and key in (None, t.key))
 
     def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
-        order = list(self._state.turns)
-        waiting = [
+        return tuple(
             e
             for e in self._state.inbox.values()
             if e.key == key and e.body is not None
             if self._state.turns[e.turn_id].state != "ended"
-        ]
-        waiting.sort(key=lambda e: (e.accepted_ms, order.index(e.turn_id), e.source, e.inbound_id))
-        return tuple(waiting)
+        )
 
     def inbound(self, source: str, inbound_id: str) -> InboxEntry | None:
         return self._state.inbox.get((source, inbound_id))

@@ -106,7 +106,8 @@ def accept_inbound(state: State, command: c.AcceptInbound) -> bool:
     turn = state.turns.get(command.turn_id)
     if turn is not None and turn.state == "ended":
         return False  # the row was pruned
-    _turn(state, command)
+    if _turn(state, command).key != command.key:
+        refuse("invalid", "key")
     state.inbox[name] = replace(given, body=command.body)
     return True
 
@@ -125,12 +126,12 @@ def prune_inbox(state: State, command: c.PruneInbox) -> bool:
         return False
     pruned = state.set_value("inbox", "pruned", state.prunings, command.replaces, command)
     old = [
-        (entry.accepted_ms, *name)
+        name
         for name, entry in state.inbox.items()
         if entry.accepted_ms < command.before_ms and state.turns[entry.turn_id].state == "ended"
     ]
-    for _, source, inbound_id in sorted(old)[: command.limit]:
-        del state.inbox[source, inbound_id]
+    for name in old[: command.limit]:
+        del state.inbox[name]
     state.prunings = pruned
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ..commands import ReopenSession, SetRoute
 from .sessions import tip_of
@@ -10,35 +10,34 @@ from .transaction import refuse
 
 if TYPE_CHECKING:
     from ..units import Guard, Unit
-    from .transaction import Transaction
+    from .transaction import SessionState, Transaction
 
 
 def check_guards(tx: Transaction, unit: Unit) -> None:
     """Leave by `refuse` at the first guard that does not hold."""
     for guard in unit.guards:
-        _check(tx, guard, unit)
+        route = tx.route(guard.key)
+        if route.incarnation != guard.incarnation:
+            refuse("stale_incarnation", guard.key, route.incarnation, guard.incarnation)
+        if guard.session_id is None:
+            continue
+        session = tx.session(guard.session_id)
+        if session is not None and session.end_kind is not None and not _reopens(unit, guard):
+            _refuse_ended(tx, session)
+        if route.session_id != guard.session_id and not _routes(unit, guard):
+            refuse("route_conflict", guard.key, stored=route.session_id, given=guard.session_id)
+        next_seq, revision = (0, 0) if session is None else (session.next_seq, session.revision)
+        if guard.base_seq is not None and guard.base_seq != next_seq:
+            refuse("broken_chain", guard.session_id, next_seq, guard.base_seq)
+        if guard.revision is not None and guard.revision != revision:
+            refuse("stale_revision", guard.session_id, revision, guard.revision)
 
 
-def _check(tx: Transaction, guard: Guard, unit: Unit) -> None:
-    route = tx.route(guard.key)
-    if route.incarnation != guard.incarnation:
-        refuse("stale_incarnation", guard.key, route.incarnation, guard.incarnation)
-    if guard.session_id is None:
-        return
-    session = tx.session(guard.session_id)
-    if session is not None and session.end_kind is not None and not _reopens(unit, guard):
-        # A parent that was rotated away names its tip, so that a late write can follow the
-        # conversation.
-        if session.end_kind == "rotation":
-            refuse("ended", session.id, stored=f"compression; continued as {tip_of(tx, session)}")
-        refuse("ended", session.id, stored=session.end_reason)
-    if route.session_id != guard.session_id and not _routes(unit, guard):
-        refuse("route_conflict", guard.key, stored=route.session_id, given=guard.session_id)
-    next_seq, revision = (0, 0) if session is None else (session.next_seq, session.revision)
-    if guard.base_seq is not None and guard.base_seq != next_seq:
-        refuse("broken_chain", guard.session_id, next_seq, guard.base_seq)
-    if guard.revision is not None and guard.revision != revision:
-        refuse("stale_revision", guard.session_id, revision, guard.revision)
+def _refuse_ended(tx: Transaction, session: SessionState) -> NoReturn:
+    # A parent that was rotated away names its tip: a late write can follow the conversation.
+    if session.end_kind == "rotation":
+        refuse("ended", session.id, stored=f"compression; continued as {tip_of(tx, session)}")
+    refuse("ended", session.id, stored=session.end_reason)
 
 
 def _routes(unit: Unit, guard: Guard) -> bool:

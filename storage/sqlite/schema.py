@@ -159,6 +159,7 @@ CREATE TABLE rewinds (
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE inbox (
+  n            INTEGER PRIMARY KEY AUTOINCREMENT,    -- the order of acceptance
   source       TEXT NOT NULL,
   inbound_id   TEXT NOT NULL,
   key          TEXT NOT NULL,
@@ -166,11 +167,10 @@ CREATE TABLE inbox (
   disposition  TEXT NOT NULL,
   digest       TEXT NOT NULL,
   accepted_ms  INTEGER NOT NULL,
-  body         TEXT,                  -- JSON, until the turn starts
-  PRIMARY KEY (source, inbound_id)
-) STRICT, WITHOUT ROWID;
+  body         TEXT,                  -- JSON, until it is taken into a transcript
+  UNIQUE (source, inbound_id)
+) STRICT;
 CREATE INDEX inbox_turn ON inbox (turn);
-CREATE INDEX inbox_age ON inbox (accepted_ms);
 
 CREATE TABLE dead_letters (
   turn         INTEGER PRIMARY KEY REFERENCES turns (n),

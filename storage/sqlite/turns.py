@@ -186,9 +186,12 @@ def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
         what = f"inbound {command.source}/{command.inbound_id}"
         refuse("conflict", what, stored=list(row), given=list(_as_accepted(command)))
     turn = tx.stored_turn(command.turn_id)
+    if tx.one("SELECT key FROM turns WHERE n = ?", (turn,)) != (command.key,):
+        refuse("invalid", "key", given=f"turn {command.turn_id} is of another key")
     body = None if command.body is None else to_json(command.body)
     tx.change(
-        "INSERT INTO inbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO inbox (source, inbound_id, key, turn, disposition, digest, accepted_ms, body) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             command.source,
             command.inbound_id,
@@ -231,10 +234,8 @@ def _prune_inbox(tx: Transaction, command: PruneInbox) -> None:
     if version != command.replaces:
         refuse("stale", "pruning of the inbox", stored=version, given=command.replaces)
     tx.change(
-        "DELETE FROM inbox WHERE (source, inbound_id) IN (SELECT i.source, i.inbound_id FROM "
-        "inbox i "
-        "JOIN turns t ON t.n = i.turn WHERE i.accepted_ms < ? AND t.state = 'ended' "
-        "ORDER BY i.accepted_ms, i.source, i.inbound_id LIMIT ?)",
+        "DELETE FROM inbox WHERE n IN (SELECT i.n FROM inbox i JOIN turns t ON t.n = i.turn "
+        "WHERE i.accepted_ms < ? AND t.state = 'ended' ORDER BY i.n LIMIT ?)",
         (command.before_ms, command.limit),
     )
     tx.record_set("inbox", "pruned", version + 1, command, command.at_ms)

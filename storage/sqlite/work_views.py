@@ -119,8 +119,7 @@ class WorkViews:
 
     def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
         rows = self._all(
-            f"{_INBOX} WHERE i.key = ? AND t.state <> 'ended' AND i.body IS NOT NULL "
-            "ORDER BY i.accepted_ms, t.n, i.source, i.inbound_id",
+            f"{_INBOX} WHERE t.key = ? AND t.state <> 'ended' AND i.body IS NOT NULL ORDER BY i.n",
             (key,),
         )
         return tuple(_inbox_entry_of(row) for row in rows)

@@ -152,11 +152,11 @@ class Author:
         return replace(unit, guards=()) if what == "no guard" else unit
 
     def _changed(self, struct: Any) -> Any:
-        names = {
-            "session_id": self.model.state.sessions,
-            "parent_id": self.model.state.sessions,
-            "child_id": self.model.state.sessions,
-            "turn_id": self.model.state.turns,
+        names: dict[str, Sequence[str]] = {
+            "session_id": list(self.model.state.sessions),
+            "parent_id": list(self.model.state.sessions),
+            "child_id": list(self.model.state.sessions),
+            "turn_id": list(self.model.state.turns),
             "key": KEYS,
             "title": TITLES,
         }
@@ -171,7 +171,7 @@ class Author:
         value = getattr(struct, name)
         if type(value) is int:
             return replace(struct, **{name: value + self._one((-1, 1, 5))})
-        known = [other for other in names[name] if other is not None]
+        known = names[name]
         return replace(struct, **{name: self._one(known)}) if known else struct
 
     def open_incarnation(self) -> Unit | None:
@@ -568,10 +568,8 @@ class Author:
             media_type="a/b",
             at_ms=self._at(),
         )
-        return self._one((Unit((put,)), Unit((put, seal)), Unit((seal,)), self._drop(blob_id)))
-
-    def _drop(self, blob_id: BlobId) -> Unit:
-        return Unit((c.DropBlob(blob_id=blob_id),))
+        drop = c.DropBlob(blob_id=blob_id)
+        return Unit(self._one(((put,), (put, seal), (seal,), (drop,))))
 
     def mark(self) -> Unit | None:
         return Unit((c.SetMark(name=self._one("ab"), value=self._one("xy")),))

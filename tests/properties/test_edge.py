@@ -61,7 +61,11 @@ def _structs(kind: type[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-DRAFTS = st.fixed_dictionaries(
+def _draft_of(fields: dict[str, Any]) -> Draft:
+    return Draft(**fields)
+
+
+DRAFTS: st.SearchStrategy[Draft] = st.fixed_dictionaries(
     {"uid": st.just(uid_of("any")), "role": st.sampled_from(("user", "assistant", "tool"))},
     optional={
         **dict.fromkeys(Draft.__struct_fields__[2:], ANYTHING),
@@ -76,7 +80,7 @@ DRAFTS = st.fixed_dictionaries(
         "created_ms": st.integers() | ANYTHING,
         "blobs": st.just(()) | ANYTHING,
     },
-).map(lambda fields: Draft(**fields))
+).map(_draft_of)
 
 
 @given(draft=DRAFTS)

@@ -1,7 +1,7 @@
 """What was not acknowledged is sent again, in order, and nothing changes by it."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ _NUMBERED_ANEW = {"blobs", "chunks", "blob_uses"}
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Engine]:
+def opened(path: Path) -> Generator[Engine]:
     engine = open_sqlite(path, StillClock(), QUICK)
     try:
         yield engine

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,6 +57,8 @@ def everywhere(text: str) -> dict[str, Any]:
     return {"text": text, "user": text, "name": text, "meta": {text: [text]}}
 
 
+NO_COUNTS: tuple[Any, ...] = (1.0, True, "1", 2**63)
+
 # Fields of a message, by the name of the row; several are several messages.
 MESSAGES: dict[str, list[dict[str, Any]]] = {
     "NUL characters": [everywhere("\0"), everywhere("a\0b")],
@@ -105,10 +108,7 @@ MESSAGES: dict[str, list[dict[str, Any]]] = {
         {"uid": uid} for uid in ("", "a" * 31, "A" * 32, "g" * 32, "a" * 32 + "\n", None, 7)
     ],
     "a name of more than 1,024 bytes": [{"user": "x" * 1025}],
-    "token counts that are no integers": [
-        {"tokens": Tokens(input=n)}
-        for n in (1.0, True, "1", 2**63)  # type: ignore[arg-type]
-    ],
+    "token counts that are no integers": [{"tokens": Tokens(input=n)} for n in NO_COUNTS],
     "a tool call that is none": [{"tool_calls": ({"id": "1", "name": "look"},)}],
     "arguments of a tool call that are not JSON": [
         {"tool_calls": (ToolCall(id="", name="", arguments="{not json \0"),)}
@@ -157,12 +157,20 @@ def accepted(body: Inbound) -> c.AcceptInbound:
     )
 
 
+def created_alone(name: str) -> Unit:
+    return Unit((created(name),))
+
+
+def titled_alone(text: str) -> Unit:
+    return Unit((title(text),))
+
+
 OTHERS: dict[str, list[Callable[[], Unit]]] = {
     "a session id of other characters, or too long": [
-        lambda name=name: Unit((created(name),)) for name in ("", "a b", "é", "a" * 65, "a\n")
+        partial(created_alone, name) for name in ("", "a b", "é", "a" * 65, "a\n")
     ],
     "a title with outer blanks, control or zero-width characters": [
-        lambda text=text: Unit((title(text),))
+        partial(titled_alone, text)
         for text in (" a", "a ", "a\0b", "a\u200bb", "a\nb", "a\u202eb", "\ufeffa", "a\u2028b")
     ],
     "a title of 100 characters": [lambda: Unit((title("é" * 100),))],
@@ -186,7 +194,7 @@ OTHERS: dict[str, list[Callable[[], Unit]]] = {
     "half of a surrogate pair in a key": [
         lambda: Unit((c.OpenIncarnation(key=SessionKey("\ud800"), incarnation=1),))  # type: ignore[arg-type]
     ],
-    "an append without messages": [lambda: unit_of()],
+    "an append without messages": [unit_of],
     "a staged message of another session": [lambda: Unit((staged(session_id="other"),))],
     "a staged message marked as damaged": [lambda: Unit((staged(damaged=True),))],
     "an inbound message of several MiB": [

@@ -9,7 +9,7 @@ from onepen.runtime.system import SystemClock
 from onepen.runtime.testing.agreement import names_in, views_of
 from onepen.runtime.testing.invariants import check_database
 from onepen.runtime.testing.workloads import WORKLOADS
-from onepen.storage.errors import NewerSchemaError
+from onepen.storage.errors import NewerSchemaError, OpenError
 from onepen.storage.sqlite import schema
 from onepen.storage.sqlite.engine import open_sqlite
 
@@ -67,7 +67,7 @@ def test_a_creation_that_fails_half_way_leaves_nothing(
     path = tmp_path / "chat.db"
     with monkeypatch.context() as broken:
         broken.setattr(schema, "MIGRATIONS", (f"{schema.MIGRATIONS[0]}; SELECT * FROM nothing",))
-        with pytest.raises(apsw.SQLError):
+        with pytest.raises(OpenError):
             open_sqlite(path, CLOCK)
     assert one(path, "SELECT count(*) FROM sqlite_schema") == 0
     assert one(path, "PRAGMA application_id") == 0
@@ -115,7 +115,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     with monkeypatch.context() as broken:
         broken.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, f"{NEXT}; SELECT nothing"))
         broken.setattr(schema, "VERSION", schema.VERSION + 1)
-        with pytest.raises(apsw.SQLError):
+        with pytest.raises(OpenError):
             open_sqlite(path, CLOCK)
     assert one(path, "SELECT count(*) FROM sqlite_schema WHERE name = 'later'") == 0
     open_sqlite(path, CLOCK).close()
