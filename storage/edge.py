@@ -90,6 +90,8 @@ def _check_command(command: Any) -> int:
             for message in command.messages:
                 _check_staged(message, command.session_id)
         case PutChunk():
+            if type(command.data) is not bytes:
+                _refuse("data", f"{type(command.data).__name__} is not bytes", "give bytes")
             if len(command.data) > CHUNK_BYTES_MAX:
                 _refuse("data", "the piece is too large", f"cut it to {CHUNK_BYTES_MAX} bytes")
         case SetTitle() | SetPendingTitle():

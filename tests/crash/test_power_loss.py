@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TORN = 8 if PROOF else 1
 # Every so-maniest image is recovered on a recording disk and loses its power again.
 DOUBLE_EVERY = 120 if PROOF else 150
-PARTS = 3 if PROOF else 1  # so that no test takes as long as a hang
+PARTS = 6 if PROOF else 1  # so that no test takes as long as a hang
 IMAGES_MIN, DOUBLES_MIN = (10_000, 400) if PROOF else (3_000, 100)
 
 _done: Counter[str] = Counter()

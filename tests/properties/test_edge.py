@@ -121,9 +121,10 @@ COMMANDS = [
 ]
 
 
-@given(data=st.data(), command=st.sampled_from(COMMANDS))
-def test_any_command_is_accepted_or_refused_with_a_type(data: st.DataObject, command: Any) -> None:
+@given(data=st.data(), number=st.integers(0, len(COMMANDS) - 1))
+def test_any_command_is_accepted_or_refused_with_a_type(data: st.DataObject, number: int) -> None:
     """INV-20, INV-13: one field is anything; edge or receipt says so, and nothing breaks."""
+    command: Any = COMMANDS[number]
     name = data.draw(st.sampled_from(command.__struct_fields__))
     value: Any = data.draw(OBJECTS | ANYTHING)
     fields = {field: getattr(command, field) for field in command.__struct_fields__}
