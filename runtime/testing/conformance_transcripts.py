@@ -128,6 +128,18 @@ class TranscriptConformance(UnderTest):
             assert turn.session_id == chat.session_id
             assert current == new
 
+    def test_a_rotation_moves_only_the_turn_that_runs_there(self, tmp_path: Path) -> None:
+        """B9: a turn that has not begun stays queued, without a session."""
+        with self.desk(tmp_path) as desk:
+            chat = opened(desk, "ann", LONG)
+            turn_id = TurnId(uid_of("queued"))
+            desk.done(bare(c.OpenTurn(turn_id=turn_id, key=chat.key, at_ms=chat.at())))
+            desk.done(chat.guarded(chat.guard(), chat.rotate(turn_id=turn_id)))
+            with desk.reading() as reader:
+                turn = reader.turn(turn_id)
+            assert turn is not None
+            assert (turn.state, turn.session_id) == ("queued", None)
+
     def test_nothing_is_written_behind_a_rotation(self, tmp_path: Path) -> None:
         """B8, INV-7: a late write is refused, and the refusal says where the conversation went."""
         with self.desk(tmp_path) as desk:

@@ -156,7 +156,7 @@ def rotate(state: State, command: c.Rotate) -> bool:
     for draft in command.summary:
         add(state, command.child_id, draft, summary=True)
     _carry(state, [m for m in active if m.seq in command.carried], command.child_id)
-    if turn_id is not None:
+    if turn_id is not None and state.turns[turn_id].session_id == parent.id:
         state.turns[turn_id] = replace(state.turns[turn_id], session_id=command.child_id)
     revise(state, command.child_id, command.at_ms)
     move_route(state, command, command.child_id)

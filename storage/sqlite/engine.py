@@ -28,7 +28,18 @@ import apsw
 from ..engine import EngineSettings, EngineStatistics
 from ..errors import BatchUnknownError, LowSpaceError, OpenError, StaleEpochError, StorageError
 from ..units import Durable, Guard, Head, Refused, Unit
-from . import connection, exchange, schema, sessions, transcript, turns
+from . import (
+    blobs,
+    compression,
+    connection,
+    deletion,
+    exchange,
+    rewinding,
+    schema,
+    sessions,
+    transcript,
+    turns,
+)
 from .guards import check_guards
 from .place import Place, take_place
 from .readers import Readers
@@ -48,8 +59,12 @@ logger = logging.getLogger(__name__)
 HANDLERS: Handlers = {
     **sessions.HANDLERS,
     **transcript.HANDLERS,
+    **compression.HANDLERS,
+    **rewinding.HANDLERS,
+    **deletion.HANDLERS,
     **turns.HANDLERS,
     **exchange.HANDLERS,
+    **blobs.HANDLERS,
 }
 
 # Errors that concern one unit, not the disk. Everything else of apsw's makes the batch unknown.

@@ -1,4 +1,4 @@
-"""Handlers for keys and sessions: routes, incarnations, titles, flags, ends, deletion.
+"""Handlers for keys and sessions: routes, incarnations, titles, flags, ends.
 
 Keeps: a session id stands in at most one route; a route never names a session that was rotated
 away; titles are unique; an end is set once, except that a boundary replaces a suspension. Every
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ..commands import (
     CountUselessCompressions,
     CreateSession,
-    DeleteSession,
     EndSession,
     OpenIncarnation,
     PublishSession,
@@ -26,9 +25,8 @@ from ..commands import (
     SetTitle,
 )
 from .handlers import Handler, Handlers
-from .rows import SUMMARY, digest, to_json
+from .rows import digest, to_json
 from .transaction import RouteState, SessionState, Transaction, refuse
-from .turns import with_step
 
 if TYPE_CHECKING:
     from ..identity import SessionId, SessionKey
@@ -300,87 +298,7 @@ def _reopen_session(tx: Transaction, command: ReopenSession) -> None:
     session.end_kind = session.end_reason = None
 
 
-# Deletion ------------------------------------------------------------------------------------
-
-
-def _session_deleted(tx: Transaction, command: DeleteSession) -> bool:
-    session = tx.session(command.session_id)
-    return session is not None and session.deleted
-
-
-def _delete_session(tx: Transaction, command: DeleteSession) -> None:
-    session = tx.stored_session(command.session_id)
-    holder = holder_of(tx, session.id)
-    if holder is not None:
-        refuse("route_conflict", holder, stored=holder, given=session.id)
-    tx.flush()
-    _give_originals_away(tx, session)
-    n = (session.n,)
-    turns = "(SELECT n FROM turns WHERE session = ?)"
-    for table, rows in (
-        ("blob_uses", "session = ?"),
-        ("messages", "session = ?"),
-        ("rewinds", "session = ?"),
-        ("deliveries", "session = ?"),
-        ("effects", f"turn IN {turns}"),
-        ("questions", f"turn IN {turns}"),
-    ):
-        tx.change(f"DELETE FROM {table} WHERE {rows}", n)
-    # Turns and inbox rows stay, without text, so that what is sent again is still recognised.
-    for turn, attempt, outcome, history, ended_ms in tx.all(
-        "SELECT n, attempt, outcome, history, ended_ms FROM turns "
-        "WHERE session = ? AND outcome IS NOT NULL",
-        n,
-    ):
-        tx.change(
-            "UPDATE turns SET history = ?, outcome = json_object('kind', "
-            "CASE WHEN json_valid(outcome) THEN outcome ->> 'kind' ELSE 'failed' END) WHERE n = ?",
-            (with_step(history, attempt, "ended", [outcome, ended_ms]), turn),
-        )
-    tx.change(f"UPDATE inbox SET body = NULL WHERE turn IN {turns}", n)
-    tx.change(f"UPDATE dead_letters SET reason = '' WHERE turn IN {turns}", n)
-    tx.change(
-        "UPDATE sessions SET deleted = 1, title = NULL, title_origin = NULL, user = NULL, meta = "
-        "NULL, "
-        "ended_ms = coalesce(ended_ms, ?), end_reason = coalesce(end_reason, 'deleted'), "
-        "end_kind = coalesce(end_kind, 'boundary') WHERE n = ?",
-        (command.at_ms, session.n),
-    )
-    tx.change(
-        "UPDATE heads SET message_count = 0, active_count = 0, active_bytes = 0, tool_call_count "
-        "= 0 "
-        "WHERE session = ?",
-        n,
-    )
-    tx.forget(session.id)
-
-
-def _give_originals_away(tx: Transaction, session: SessionState) -> None:
-    """Carried copies of the session's own messages.
-
-    The oldest copy of each becomes the original.
-    """
-    heirs = tx.all(
-        "SELECT min(c.n), c.uid FROM messages o JOIN messages c ON c.uid = o.uid AND c.carried = 1 "
-        "WHERE o.session = ? AND o.carried = 0 AND c.session <> o.session GROUP BY c.uid",
-        (session.n,),
-    )
-    for n, uid in heirs:
-        # The index allows one original of a uid: the old one goes first.
-        tx.change("DELETE FROM messages WHERE session = ? AND uid = ?", (session.n, uid))
-        tx.change("UPDATE messages SET carried = 0 WHERE n = ?", (n,))
-        tx.change(
-            "UPDATE heads SET message_count = message_count + 1, "
-            f"tool_call_count = tool_call_count + (SELECT {TOOL_CALLS} FROM messages WHERE n = ?) "
-            "WHERE session = (SELECT session FROM messages "
-            f"WHERE n = ? AND kind & {SUMMARY} = 0)",
-            (n, n),
-        )
-        heir = tx.one(
-            "SELECT s.id FROM sessions s JOIN messages m ON m.session = s.n WHERE m.n = ?", (n,)
-        )
-        assert heir is not None
-        tx.forget(heir[0])
+# Imports and marks ---------------------------------------------------------------------------
 
 
 def _session_published(tx: Transaction, command: PublishSession) -> bool:
@@ -393,9 +311,6 @@ def _publish_session(tx: Transaction, command: PublishSession) -> None:
     tx.change("UPDATE sessions SET hidden = 0 WHERE n = ?", (session.n,))
     session.hidden = False
     tx.touch(session)
-
-
-# Marks ---------------------------------------------------------------------------------------
 
 
 def _mark_set(tx: Transaction, command: SetMark) -> bool:
@@ -420,7 +335,6 @@ HANDLERS: Handlers = {
     SetDetails: Handler(_session_value("details"), _set_details),
     EndSession: Handler(_session_value("end"), _end_session),
     ReopenSession: Handler(_session_value("end"), _reopen_session),
-    DeleteSession: Handler(_session_deleted, _delete_session),
     PublishSession: Handler(_session_published, _publish_session),
     SetMark: Handler(_mark_set, _set_mark),
 }

@@ -4,7 +4,7 @@ timers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -22,10 +22,7 @@ from ..records import (
     TurnOutcome,
     UsageTotal,
 )
-
-if TYPE_CHECKING:
-    import apsw
-    from apsw import SQLiteValue
+from .queries import Queries
 
 _decode_inbound = msgspec.json.Decoder(Inbound).decode
 _decode_outcome = msgspec.json.Decoder(TurnOutcome).decode
@@ -94,17 +91,8 @@ def _delivery_of(row: tuple[Any, ...]) -> Delivery:
     )
 
 
-class WorkViews:
+class WorkViews(Queries):
     """The part of a reader that tells what is to be done."""
-
-    def __init__(self, db: apsw.Connection) -> None:
-        self._db = db
-
-    def _one(self, sql: str, parameters: tuple[SQLiteValue, ...] = ()) -> tuple[Any, ...] | None:
-        return next(iter(self._db.execute(sql, parameters)), None)
-
-    def _all(self, sql: str, parameters: tuple[SQLiteValue, ...] = ()) -> list[tuple[Any, ...]]:
-        return self._db.execute(sql, parameters).fetchall()
 
     def turn(self, turn_id: TurnId) -> Turn | None:
         row = self._one(f"{_TURN} WHERE t.id = ?", (turn_id,))

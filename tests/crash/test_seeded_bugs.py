@@ -22,7 +22,7 @@ from onepen.runtime.testing.workloads import WORKLOADS, Batch
 from onepen.storage.commands import AppendMessages
 from onepen.storage.errors import BatchUnknownError
 from onepen.storage.sqlite import engine as engine_module
-from onepen.storage.sqlite import schema, sessions, transcript
+from onepen.storage.sqlite import schema
 from onepen.storage.sqlite.engine import HANDLERS, SqliteEngine
 from onepen.storage.sqlite.handlers import Handler
 from onepen.storage.sqlite.transaction import SessionState, Transaction
@@ -228,15 +228,16 @@ def except_apsw_error() -> AbstractContextManager[object]:
 
 def rotation_in_two_transactions() -> AbstractContextManager[object]:
     """The child is committed first, and the key is moved to it afterwards."""
-    moved = sessions.move_route
+    changed = Transaction.change
 
-    def move_route(tx: Transaction, *args: Any) -> None:
-        tx.flush()
-        tx.change("COMMIT")
-        tx.change("BEGIN IMMEDIATE")
-        moved(tx, *args)
+    def change(tx: Transaction, sql: str, *args: Any) -> None:
+        if sql.startswith("UPDATE routes SET session_id"):
+            tx.flush()
+            changed(tx, "COMMIT")
+            changed(tx, "BEGIN IMMEDIATE")
+        changed(tx, sql, *args)
 
-    return patch.object(transcript, "move_route", move_route)
+    return patch.object(Transaction, "change", change)
 
 
 def revision_not_moved() -> AbstractContextManager[object]:
