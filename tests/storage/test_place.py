@@ -176,13 +176,13 @@ def test_a_folder_must_exist(tmp_path: Path) -> None:
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-40 22 0:35 / /srv rw,relatime shared:2 - nfs4 server:/export rw
-41 40 8:2 / /srv/local rw - xfs /dev/sdb1 rw
-42 22 0:36 / /mnt/my\\040share rw - cifs //server/share rw
-43 22 0:37 / /mnt/Gr\u00f6\u00dfe rw - nfs server:/big rw
-44 22 0:38 / /home rw master:3 - ext4 /dev/sdc1 rw
-45 44 0:39 / /home rw - fuse.sshfs server: rw
-46 22 0:40 / /mnt/back\\134slash rw - 9p tag rw
+40 22 0:35 / /far rw,relatime shared:2 - nfs4 server:/export rw
+41 40 8:2 / /far/local rw - xfs /dev/sdb1 rw
+42 22 0:36 / /net/my\\040share rw - cifs //server/share rw
+43 22 0:37 / /net/Gr\u00f6\u00dfe rw - nfs server:/big rw
+44 22 0:38 / /people rw master:3 - ext4 /dev/sdc1 rw
+45 44 0:39 / /people rw - fuse.sshfs server: rw
+46 22 0:40 / /net/back\\134slash rw - 9p tag rw
 this line is no mount
 """
 
@@ -192,15 +192,15 @@ this line is no mount
     [
         ("/", "ext4"),
         ("/var/lib", "ext4"),
-        ("/srv", "nfs4"),
-        ("/srv/data/deep", "nfs4"),
-        ("/srvdata", "ext4"),
-        ("/srv/local/data", "xfs"),
-        ("/srv/localdata", "nfs4"),
-        ("/mnt/my share/x", "cifs"),
-        ("/mnt/Größe", "nfs"),
-        ("/home/ann", "fuse.sshfs"),
-        ("/mnt/back\\slash", "9p"),
+        ("/far", "nfs4"),
+        ("/far/data/deep", "nfs4"),
+        ("/fardata", "ext4"),
+        ("/far/local/data", "xfs"),
+        ("/far/localdata", "nfs4"),
+        ("/net/my share/x", "cifs"),
+        ("/net/Größe", "nfs"),
+        ("/people/x", "fuse.sshfs"),
+        ("/net/back\\slash", "9p"),
     ],
 )
 def test_the_file_system_is_that_of_the_nearest_mount(folder: str, kind: str) -> None:
