@@ -275,6 +275,10 @@ class Writer:
 
         if self._inline:
             await trio.lowlevel.checkpoint()
+            while self._pen.phase == "staged":
+                # A database in memory can't be read beside an open transaction, and on one thread
+                # nobody would end it while we wait for its lock.
+                await trio.lowlevel.checkpoint()
             return look()
         # A read changes nothing, so a cancelled caller need not wait for it.
         return await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._reads)

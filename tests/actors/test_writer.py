@@ -511,6 +511,32 @@ async def test_an_unresolved_ticket_has_no_receipt_at_the_point_behind_the_commi
     assert seen == {"taken": False, "before commit": False, "committed": False, "acked": True}
 
 
+async def test_an_inline_read_waits_for_a_staged_batch_in_memory() -> None:
+    """INV-15: on one thread, nobody would end the transaction that such a read waits for."""
+    clock, talk = StillClock(), Talk(1)
+    read_at_commit: list[int] = []
+
+    async with (
+        trio.open_nursery() as nursery,
+        open_writer(
+            lambda: open_sqlite(None, clock),
+            clock,
+            inline=True,
+            at=lambda point: nursery.start_soon(look) if point == "before commit" else None,
+        ) as writer,
+    ):
+
+        async def look() -> None:
+            read_at_commit.append(
+                await writer.read(lambda reader: reader.revision(talk.session_id))
+            )
+
+        await writer.write(talk.opening())
+        await writer.write(talk.message())
+        await trio.testing.wait_all_tasks_blocked()
+        assert read_at_commit == [0, 1]
+
+
 async def test_statistics_tell_depth_age_batches_and_state(threaded: Bench) -> None:
     """What an operator looks at first."""
     talk = Talk(1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from onepen.runtime.testing.conversation import uid_of
-from onepen.runtime.testing.model import Model
+from onepen.runtime.testing.model.model import Model
 from onepen.storage import commands as c
 from onepen.storage.identity import (
     BlobId,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onepen.runtime.testing.conversation import Conversation, uid_of
-from onepen.runtime.testing.model_transcripts import as_given
+from onepen.runtime.testing.model.transcripts import as_given
 from onepen.runtime.testing.workloads import WORKLOADS
 from onepen.storage.edge import check_unit
 from onepen.storage.errors import InvalidContentError, InvalidUnitError

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onepen.runtime.testing.desk import Desk
+from onepen.runtime.testing.conformance.desk import Desk
 from onepen.runtime.testing.invariants import check_database
 from onepen.storage.sqlite.engine import open_sqlite
 from onepen.storage.units import Unit

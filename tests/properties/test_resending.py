@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from onepen.runtime.testing.agreement import Names, names_in, views_of
-from onepen.runtime.testing.desk import outcome_of
+from onepen.runtime.testing.conformance.agreement import Names, names_in, views_of
+from onepen.runtime.testing.conformance.desk import outcome_of
 from onepen.runtime.testing.invariants import compare, logical_dump
-from onepen.runtime.testing.model import Model
+from onepen.runtime.testing.model.model import Model
 from onepen.storage import commands as c
 from onepen.storage.engine import Engine, EngineSettings
 from onepen.storage.sqlite.engine import open_sqlite

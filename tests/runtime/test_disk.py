@@ -33,7 +33,7 @@ from onepen.runtime.testing import (
     Written,
     images,
 )
-from onepen.runtime.testing.disk_log import content_after
+from onepen.runtime.testing.disk.log import content_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,6 @@
-"""The conformance suite is plain library code; pytest shows what its assertions compared."""
+"""The conformance suite is library code; pytest explains its failures only if it is told to."""
 
 import pytest
 
-for _module in ("", "_sessions", "_transcripts", "_work"):
-    pytest.register_assert_rewrite(f"onepen.runtime.testing.conformance{_module}")
-pytest.register_assert_rewrite("onepen.runtime.testing.desk")
+for _module in ("suite", "sessions", "transcripts", "work", "desk"):
+    pytest.register_assert_rewrite(f"onepen.runtime.testing.conformance.{_module}")

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from onepen.runtime.system import SystemClock
-from onepen.runtime.testing.conformance import EngineConformance
 from onepen.storage.engine import Engine
 from onepen.storage.sqlite.engine import open_sqlite
+from onepen.testing import EngineConformance
 
 
 class TestSqliteOnDisk(EngineConformance):

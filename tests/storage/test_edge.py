@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from onepen.runtime.system import SystemClock
 from onepen.runtime.testing.conversation import Conversation, uid_of
-from onepen.runtime.testing.model_transcripts import as_given
+from onepen.runtime.testing.model.transcripts import as_given
 from onepen.storage import commands as c
 from onepen.storage.edge import (
     CHUNK_BYTES_MAX,

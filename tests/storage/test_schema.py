@@ -6,7 +6,7 @@ import apsw
 import pytest
 
 from onepen.runtime.system import SystemClock
-from onepen.runtime.testing.agreement import names_in, views_of
+from onepen.runtime.testing.conformance.agreement import names_in, views_of
 from onepen.runtime.testing.invariants import check_database
 from onepen.runtime.testing.workloads import WORKLOADS
 from onepen.storage.errors import NewerSchemaError, OpenError

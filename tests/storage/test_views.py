@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from onepen.runtime.system import SystemClock
-from onepen.runtime.testing.agreement import followed
+from onepen.runtime.testing.conformance.agreement import followed
 from onepen.runtime.testing.conversation import START_MS, Conversation, uid_of
 from onepen.storage import commands as c
 from onepen.storage.errors import (

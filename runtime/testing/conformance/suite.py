@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec.structs import replace
 
-from ...storage import commands as c
-from ...storage.identity import Incarnation, Seq, SessionId, SessionKey
-from ...storage.records import Draft
-from ...storage.units import Durable, Refused, Unit
+from ....storage import commands as c
+from ....storage.identity import Incarnation, Seq, SessionId, SessionKey
+from ....storage.records import Draft
+from ....storage.units import Durable, Refused, Unit
+from ..conversation import Conversation, uid_of
+from ..workloads import WORKLOADS
 from .agreement import names_in, views_of
-from .conformance_sessions import SessionConformance
-from .conformance_transcripts import TranscriptConformance
-from .conformance_variants import VARIANTS
-from .conformance_work import WorkConformance
-from .conversation import Conversation, uid_of
 from .desk import bare, outcome_of
-from .workloads import WORKLOADS
+from .sessions import SessionConformance
+from .transcripts import TranscriptConformance
+from .variants import VARIANTS
+from .work import WorkConformance
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from ...storage import commands as c
-from ...storage.identity import Seq
-from ...storage.records import Draft, Message, Session
-from .model_sessions import move_route, next_title, session_key_of
-from .model_state import State, canonical, refuse
+from ....storage import commands as c
+from ....storage.identity import Seq
+from ....storage.records import Draft, Message, Session
+from .sessions import move_route, next_title, session_key_of
+from .state import State, canonical, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ...storage.identity import SessionId, TurnId
+    from ....storage.identity import SessionId, TurnId
 
 _IN_COLUMNS = {"uid", "role", "text", "user", "created_ms"}
 _DRAFT_FIELDS = Draft.__struct_fields__

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ...storage import commands as c
-from ...storage.records import Route, Session, TurnOutcome
-from .model_state import State, refuse
+from ....storage import commands as c
+from ....storage.records import Route, Session, TurnOutcome
+from .state import State, refuse
 
 if TYPE_CHECKING:
-    from ...storage.identity import SessionId, SessionKey
+    from ....storage.identity import SessionId, SessionKey
 
 TITLE_LENGTH_MAX = 100
 

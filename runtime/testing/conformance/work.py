@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ...storage import commands as c
-from ...storage.identity import BlobId, Seq, SessionId, SessionKey, TurnId
-from ...storage.records import Inbound, Tokens, TurnOutcome
-from .conformance_sessions import opened
-from .conversation import uid_of
+from ....storage import commands as c
+from ....storage.identity import BlobId, Seq, SessionId, SessionKey, TurnId
+from ....storage.records import Inbound, Tokens, TurnOutcome
+from ..conversation import uid_of
 from .desk import UnderTest, bare
+from .sessions import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...storage.records import Delivery
-    from .conversation import Conversation
+    from ....storage.records import Delivery
+    from ..conversation import Conversation
     from .desk import Desk
 
 TURN = TurnId(uid_of("turn"))

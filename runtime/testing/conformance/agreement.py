@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from ...storage.errors import AmbiguousError, MissingError
-from ...storage.records import Draft
+from ....storage.errors import AmbiguousError, MissingError
+from ....storage.records import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ...storage.engine import Reader
-    from ...storage.records import Message
-    from ...storage.units import Unit
+    from ....storage.engine import Reader
+    from ....storage.records import Message
+    from ....storage.units import Unit
 
 PAGE = 7  # small and odd, so that pages end in the middle of things
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec.structs import replace
 
-from ...storage import commands as c
-from ...storage.edge import check_unit
-from ...storage.identity import Seq, SessionId, TurnId
-from ...storage.records import Draft, Role, Tokens, ToolCall
-from ...storage.units import Unit
-from .conformance_sessions import opened
-from .conversation import Conversation, uid_of
+from ....storage import commands as c
+from ....storage.edge import check_unit
+from ....storage.identity import Seq, SessionId, TurnId
+from ....storage.records import Draft, Role, Tokens, ToolCall
+from ....storage.units import Unit
+from ..conversation import Conversation, uid_of
+from ..model.transcripts import as_given
 from .desk import UnderTest, bare
-from .model_transcripts import as_given
+from .sessions import opened
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...storage import commands as c
-from ...storage.records import Blob, Delivery, Effect, Question, Timer
-from .model_state import State, canonical, refuse
+from ....storage import commands as c
+from ....storage.records import Blob, Delivery, Effect, Question, Timer
+from .state import State, canonical, refuse
 
 # Deliveries --------------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ...storage import commands as c
-from ...storage.identity import Seq, SessionId, SessionKey, TurnId
-from ...storage.records import Message, Tokens, ToolCall, TurnOutcome
-from ...storage.units import Guard, Unit
-from .conversation import Conversation, uid_of
+from ....storage import commands as c
+from ....storage.identity import Seq, SessionId, SessionKey, TurnId
+from ....storage.records import Message, Tokens, ToolCall, TurnOutcome
+from ....storage.units import Guard, Unit
+from ..conversation import Conversation, uid_of
 from .desk import UnderTest, bare
 
 if TYPE_CHECKING:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ...storage.errors import AmbiguousError, MissingError
-from ...storage.records import Found, Listed, Tokens, UsageTotal
-from .model_sessions import tip
-from .model_transcripts import place, total_bytes
+from ....storage.errors import AmbiguousError, MissingError
+from ....storage.records import Found, Listed, Tokens, UsageTotal
+from .sessions import tip
+from .transcripts import place, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...storage.identity import BlobId, Seq, SessionId, SessionKey, TurnId, Uid
-    from ...storage.records import (
+    from ....storage.identity import BlobId, Seq, SessionId, SessionKey, TurnId, Uid
+    from ....storage.records import (
         Blob,
         DeadLetter,
         Delivery,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         Turn,
         Usage,
     )
-    from .model_state import State
+    from .state import State
 
 PREVIEW_LENGTH_MAX = 200
 

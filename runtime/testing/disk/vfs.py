@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from .disk_faults import Failure, Kind, error_for
-from .disk_log import Dropped, Synced, Truncated, Written
+from .faults import Failure, Kind, error_for
+from .log import Dropped, Synced, Truncated, Written
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from typing_extensions import Buffer
 
-    from .disk_recorder import Recorder
+    from .recorder import Recorder
 
 _OPEN_RECORDED = (
     apsw.SQLITE_OPEN_MAIN_DB

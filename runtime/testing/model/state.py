@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 if TYPE_CHECKING:
-    from ...storage.identity import BlobId, SessionId, SessionKey, TurnId, Uid
-    from ...storage.records import (
+    from ....storage.identity import BlobId, SessionId, SessionKey, TurnId, Uid
+    from ....storage.records import (
         Blob,
         DeadLetter,
         Delivery,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Turn,
         Usage,
     )
-    from ...storage.units import Reason
+    from ....storage.units import Reason
 
 
 class RefusedByModelError(Exception):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ...storage.units import Durable, Refused, Unit
+from ....storage.units import Durable, Refused, Unit
+from ..model.model import Model
 from .agreement import Names, names_in, views_of
-from .model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from ...storage.commands import AnyCommand
-    from ...storage.engine import Engine, Reader
-    from ...storage.identity import SessionId
-    from ...storage.records import Message, Session
-    from ...storage.units import Guard, Reason
+    from ....storage.commands import AnyCommand
+    from ....storage.engine import Engine, Reader
+    from ....storage.identity import SessionId
+    from ....storage.records import Message, Session
+    from ....storage.units import Guard, Reason
 
 
 class DisagreementError(AssertionError):

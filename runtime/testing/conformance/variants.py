@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ...storage import commands as c
-from ...storage.identity import Seq, SessionKey
-from ...storage.records import Draft, TurnOutcome
+from ....storage import commands as c
+from ....storage.identity import Seq, SessionKey
+from ....storage.records import Draft, TurnOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable

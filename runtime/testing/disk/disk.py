@@ -27,14 +27,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from .disk_log import Log, Marked
-from .disk_recorder import Recorder
-from .disk_vfs import DiskVFS
+from .log import Log, Marked
+from .recorder import Recorder
+from .vfs import DiskVFS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from .disk_faults import Fault, Operation
+    from .faults import Fault, Operation
 
 _numbers = itertools.count()
 

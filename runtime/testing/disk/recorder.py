@@ -15,8 +15,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from .disk_faults import Failure, Fault, Kind, Operation
-from .disk_log import Created, Deleted, DiskState, Entry, Log, Marked
+from .faults import Failure, Fault, Kind, Operation
+from .log import Created, Deleted, DiskState, Entry, Log, Marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,9 +10,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...storage import commands as c
-from ...storage.records import DeadLetter, InboxEntry, Turn, Usage
-from .model_state import State, refuse
+from ....storage import commands as c
+from ....storage.records import DeadLetter, InboxEntry, Turn, Usage
+from .state import State, refuse
 
 # Turns -------------------------------------------------------------------------------------------
 

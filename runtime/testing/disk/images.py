@@ -26,7 +26,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .disk_log import Change, DiskState, Log, Marked, Truncated, Written, content_after
+from .log import Change, DiskState, Log, Marked, Truncated, Written, content_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,23 +14,23 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ...storage.commands import Command, ReopenSession, SetRoute
-from ...storage.records import Route
-from ...storage.units import Durable, Head, Refused, Unit
-from . import model_exchange, model_sessions, model_transcripts, model_work
-from .model_state import RefusedByModelError, State, refuse
-from .model_views import ModelReader
+from ....storage.commands import Command, ReopenSession, SetRoute
+from ....storage.records import Route
+from ....storage.units import Durable, Head, Refused, Unit
+from . import exchange, sessions, transcripts, work
+from .state import RefusedByModelError, State, refuse
+from .views import ModelReader
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
-    from ...storage.units import Guard
+    from ....storage.units import Guard
 
 COMMANDS: dict[type[Command], Any] = {
-    **model_sessions.COMMANDS,
-    **model_transcripts.COMMANDS,
-    **model_work.COMMANDS,
-    **model_exchange.COMMANDS,
+    **sessions.COMMANDS,
+    **transcripts.COMMANDS,
+    **work.COMMANDS,
+    **exchange.COMMANDS,
 }
 
 

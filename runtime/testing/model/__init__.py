@@ -1,0 +1,5 @@
+"""A plain Python model of an engine: what the commands mean, without SQL."""
+
+from .model import Model
+
+__all__ = ["Model"]
