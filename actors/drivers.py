@@ -101,7 +101,11 @@ class ThreadDriver:
 
     async def run(self) -> BaseException | None:
         # A daemon: a thread that hangs in a sync must not keep the process alive.
-        threading.Thread(target=self._main, name="onepen writer", daemon=True).start()
+        thread = threading.Thread(target=self._main, name="onepen writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads to be had, for now
+            return error
         await self._ended.wait()
         return self._error
 

@@ -2,7 +2,7 @@
 now.
 
 Keeps:
-- The ledger is bounded, by count and bytes; waiting for room is first come, first look.
+- The ledger is bounded, by count and bytes; all who wait for room look again after each batch.
 - Tickets are answered in the order of their posting, and each exactly once.
 - If something waits and nothing has moved for `down_after_s`, storage counts as down, whatever
   the cause: waits end with `StorageUnavailableError`, new units are refused, the tickets stay.

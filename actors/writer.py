@@ -30,7 +30,7 @@ import trio
 from msgspec import Struct
 
 from ..storage.engine import EngineStatistics
-from ..storage.errors import WriterFailedError
+from ..storage.errors import StaleEpochError, WriterFailedError
 from ..storage.pen import Pen
 from .drivers import Driver, InlineDriver, ThreadDriver
 from .intake import Intake, Traffic, WriterSettings
@@ -48,6 +48,7 @@ T = TypeVar("T")
 
 _READS_MAX = 4  # threads for reads, apart from those of everybody else
 _ABANDON_S = 1.0
+_CLOSE_S = 5.0
 
 
 class WriterStatistics(Struct, frozen=True, kw_only=True):
@@ -200,25 +201,30 @@ class Writer:
 
     async def run(self, cancel_scope: trio.CancelScope) -> None:
         """Drivers, one after the other, until one ends as it should or they crash too often."""
-        # A driver ends when it is told to, never by a cancellation that would cut a batch in
-        # two.
+        # A driver ends when it is told to, never by a cancellation that would cut a batch in two.
         with trio.CancelScope(shield=True):
-            while True:
-                self._driver = self._new_driver()
-                error = await self._driver.run()
-                if error is None:
-                    break
-                logger.error("the writer crashed", exc_info=error)
-                self.intake.on_trouble(error)
-                if self._gives_up():
-                    self.failure = error
-                    self.intake.end("failed", f"the writer failed: {error}")
-                    cancel_scope.cancel()
-                    break
-                self._restarts += 1
-                self._pen.distrust()
-                await trio.sleep(self._settings.backoff_first_s)
-        self._ended.set()
+            try:
+                await self._drive(cancel_scope)
+            finally:
+                self._ended.set()
+
+    async def _drive(self, cancel_scope: trio.CancelScope) -> None:
+        while True:
+            self._driver = self._new_driver()
+            error = await self._driver.run()
+            if error is None:
+                return
+            logger.error("the writer crashed", exc_info=error)
+            self.intake.on_trouble(error)
+            # With a stale epoch somebody else owns the file: to reopen it would take it back.
+            if isinstance(error, StaleEpochError) or self._gives_up():
+                self.failure = error
+                self.intake.end("failed", f"the writer failed: {error}")
+                cancel_scope.cancel()
+                return
+            self._restarts += 1
+            self._pen.distrust()
+            await trio.sleep(self._settings.backoff_first_s)
 
     def _gives_up(self) -> bool:
         now = trio.current_time()
@@ -265,8 +271,13 @@ class Writer:
         if self._inline:
             self.engine.close()
         else:
-            with trio.CancelScope(shield=True):  # closing takes a moment and must not be skipped
-                await trio.to_thread.run_sync(self.engine.close)
+            # Closing must not be skipped, wait for other people's threads, or hang with the disk.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S) as scope:
+                await trio.to_thread.run_sync(
+                    self.engine.close, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+                )
+            if scope.cancelled_caught:
+                logger.error("closing the database hangs and is left behind after %s s", _CLOSE_S)
 
     async def read(self, view: Callable[[Reader], T]) -> T:
         def look() -> T:

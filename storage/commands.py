@@ -364,7 +364,7 @@ class ResolveDeadLetter(Command, frozen=True, kw_only=True):
 class PruneInbox(Command, frozen=True, kw_only=True):
     """Dedupe rows of ended turns that were accepted before this time go.
 
-    The oldest go first, and at most `limit` of them.
+    In the order of acceptance, up to the first that is younger, and at most `limit` of them.
     """
 
     before_ms: int

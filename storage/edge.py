@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 
 from .commands import (
+    AddUsage,
     AppendMessages,
     Compact,
     PutChunk,
@@ -37,6 +38,7 @@ TITLE_LENGTH_MAX = 100
 CHUNK_BYTES_MAX = 256 * 1024
 # In JSON a control character takes six bytes: six times this still fits into one row.
 COMMAND_BYTES_MAX = 1280 * 1024
+AMOUNT_MAX = 10**15
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 _UID = re.compile(r"[0-9a-f]{32}")
@@ -77,6 +79,11 @@ def _check_guard(guard: Guard) -> None:
 
 
 def _check_command(command: Any) -> int:
+    try:
+        # Every field is what its type says: no word that is none of a state's, no 5 for true.
+        msgspec.convert(msgspec.structs.asdict(command), cast("Any", type(command)))
+    except msgspec.ValidationError as error:
+        _refuse(type(command).__name__, str(error), "give what the field's type says")
     size = 0
     match command:
         case Rotate():
@@ -94,6 +101,8 @@ def _check_command(command: Any) -> int:
                 _refuse("data", f"{type(command.data).__name__} is not bytes", "give bytes")
             if len(command.data) > CHUNK_BYTES_MAX:
                 _refuse("data", "the piece is too large", f"cut it to {CHUNK_BYTES_MAX} bytes")
+        case AddUsage():
+            _check_amount("cost_nanos", command.cost_nanos)
         case SetTitle() | SetPendingTitle():
             if command.title is not None:
                 check_title(command.title)
@@ -166,8 +175,15 @@ def _check_tokens(tokens: Tokens) -> int:
     if type(tokens) is not Tokens:
         _refuse("tokens", f"{type(tokens).__name__} is not Tokens", "give Tokens")
     for name in tokens.__struct_fields__:
-        _check_integer(f"tokens.{name}", getattr(tokens, name))
+        _check_amount(f"tokens.{name}", getattr(tokens, name))
     return 100
+
+
+def _check_amount(field: str, value: Any) -> None:
+    """Something that is added up: a thousand billions of it still fit into 64 bits."""
+    _check_integer(field, value)
+    if not -AMOUNT_MAX <= value <= AMOUNT_MAX:
+        _refuse(field, "the amount is beyond all measure", f"stay within {AMOUNT_MAX}")
 
 
 def _check_tuple(name: str, values: Any) -> int:

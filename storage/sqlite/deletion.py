@@ -34,6 +34,7 @@ def _delete_session(tx: Transaction, command: DeleteSession) -> None:
         ("messages", "session = ?"),
         ("rewinds", "session = ?"),
         ("deliveries", "session = ?"),
+        ("deliveries", f"turn IN {turns}"),
         ("effects", f"turn IN {turns}"),
         ("questions", f"turn IN {turns}"),
     ):
@@ -79,7 +80,9 @@ def _give_originals_away(tx: Transaction, session: SessionState) -> None:
     )
     for n, uid in heirs:
         # The index allows one original of a uid: the old one goes first.
-        tx.change("DELETE FROM messages WHERE session = ? AND uid = ?", (session.n, uid))
+        tx.change(
+            "DELETE FROM messages WHERE uid = ? AND carried = 0 AND session = ?", (uid, session.n)
+        )
         tx.change("UPDATE messages SET carried = 0 WHERE n = ?", (n,))
         tx.change(
             "UPDATE heads SET message_count = message_count + 1, "

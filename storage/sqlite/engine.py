@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any, cast
 import apsw
 
 from ..engine import EngineSettings, EngineStatistics
-from ..errors import BatchUnknownError, LowSpaceError, OpenError, StaleEpochError, StorageError
+from ..errors import (
+    BatchUnknownError,
+    LowSpaceError,
+    OpenError,
+    StaleEpochError,
+    StorageError,
+    StorageUnavailableError,
+)
 from ..units import Durable, Guard, Head, Refused, Unit
 from . import (
     blobs,
@@ -71,6 +78,7 @@ HANDLERS: Handlers = {
 _UNIT_ERRORS = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError, apsw.RangeError)
 _TAKEN = (apsw.SQLITE_CONSTRAINT_UNIQUE, apsw.SQLITE_CONSTRAINT_PRIMARYKEY)
 _memory_names = itertools.count(1)
+UPKEEP_WAIT_S = 3.0
 
 
 def open_sqlite(
@@ -186,15 +194,16 @@ class SqliteEngine:
 
     def reopen(self) -> None:
         self._reopenings += 1
-        if self._durable:
-            self._readers.suspend()
-            self._close_connection()
-        elif self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        self._readers.suspend()
         try:
+            if self._durable:
+                self._close_connection()
+            elif self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             self._open(truncate_log=self._durable)
         except (apsw.Error, OpenError) as error:
-            self._close_connection()
+            if self._durable:  # in memory, the data would go with its last connection
+                self._close_connection()
             raise BatchUnknownError("reopen", error) from error
 
     @property
@@ -288,7 +297,9 @@ class SqliteEngine:
         tx.route_writes = 0
         self._begin(tx)
         receipts: list[Durable | Refused] = []
+        tx.route_writes = 0
         for unit in units:
+            route_writes = tx.route_writes
             db.execute("SAVEPOINT unit")
             try:
                 receipt = self._apply_unit(tx, unit)
@@ -303,6 +314,7 @@ class SqliteEngine:
             if isinstance(receipts[-1], Refused):
                 db.execute("ROLLBACK TO unit")
                 tx.forget()
+                tx.route_writes = route_writes
             db.execute("RELEASE unit")
         return receipts
 
@@ -353,7 +365,10 @@ class SqliteEngine:
     def _check_space(self) -> None:
         if self.free_bytes is None:
             return
-        free = self.free_bytes()
+        try:
+            free = self.free_bytes()
+        except OSError as error:
+            raise StorageUnavailableError(f"free space can't be told: {error}") from error
         if free < self._settings.free_bytes_min:
             raise LowSpaceError(self._name, free, self._settings.free_bytes_min)
 
@@ -424,9 +439,17 @@ class SqliteEngine:
         )
 
     def _close_connection(self) -> None:
-        with self._upkeep_lock:  # a checkpoint under way is waited for
-            upkeep_db, self._upkeep_db = self._upkeep_db, None
+        # A copy of the log that is under way is waited for, but not for ever: a disk that hangs
+        # keeps its own connection, which holds nothing that we need.
+        waited = self._upkeep_lock.acquire(timeout=UPKEEP_WAIT_S)
+        try:
+            upkeep_db = None
+            if waited:
+                upkeep_db, self._upkeep_db = self._upkeep_db, None
             db, self._db = self._db, None
+        finally:
+            if waited:
+                self._upkeep_lock.release()
         # The writer last: the last connection to close copies the log and removes it.
         for opened in (upkeep_db, db):
             if opened is None:

@@ -83,8 +83,6 @@ def _delivery_marked(tx: Transaction, command: MarkDelivery) -> bool:
     if row is None:
         return False
     _, state, attempt, history, *content = row
-    if command.state == "sending":
-        return bool(attempt >= command.attempt)
     given = [command.error, command.platform_id, command.next_ms, command.at_ms]
     if (attempt, state) == (command.attempt, command.state) and content == given:
         return True
@@ -103,7 +101,7 @@ def _mark_delivery(tx: Transaction, command: MarkDelivery) -> None:
     if not fits:
         what = f"delivery {command.delivery_id}"
         refuse("stale", what, stored=[state, attempt], given=[command.state, command.attempt])
-    if attempt > 0 and state != "sending":
+    if attempt > 0:
         history = with_step(history, attempt, state, content)
     tx.change(
         "UPDATE deliveries SET state = ?, attempt = ?, error = ?, platform_id = ?, next_ms = ?, "

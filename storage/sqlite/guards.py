@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from ..commands import ReopenSession, SetRoute
+from ..commands import EndSession, ReopenSession, Rotate, SetRoute
 from .sessions import tip_of
 from .transaction import refuse
 
@@ -22,9 +22,14 @@ def check_guards(tx: Transaction, unit: Unit) -> None:
         if guard.session_id is None:
             continue
         session = tx.session(guard.session_id)
-        if session is not None and session.end_kind is not None and not _reopens(unit, guard):
+        if (
+            session is not None
+            and session.end_kind is not None
+            and not _reopens(tx, unit, guard)
+            and not _replaces_suspension(unit, session)
+        ):
             _refuse_ended(tx, session)
-        if route.session_id != guard.session_id and not _routes(unit, guard):
+        if route.session_id != guard.session_id and not _routes(tx, unit, guard):
             refuse("route_conflict", guard.key, stored=route.session_id, given=guard.session_id)
         next_seq, revision = (0, 0) if session is None else (session.next_seq, session.revision)
         if guard.base_seq is not None and guard.base_seq != next_seq:
@@ -40,15 +45,29 @@ def _refuse_ended(tx: Transaction, session: SessionState) -> NoReturn:
     refuse("ended", session.id, stored=session.end_reason)
 
 
-def _routes(unit: Unit, guard: Guard) -> bool:
+def _routes(tx: Transaction, unit: Unit, guard: Guard) -> bool:
     """Whether the unit itself moves the key to the guarded session."""
     return any(
-        isinstance(c, SetRoute) and (c.key, c.session_id) == (guard.key, guard.session_id)
+        isinstance(c, SetRoute)
+        and (c.key, c.session_id) == (guard.key, guard.session_id)
+        and not tx.was_set(c.key, "route", c.replaces + 1, c)  # not one from before
         for c in unit.commands
     )
 
 
-def _reopens(unit: Unit, guard: Guard) -> bool:
+def _reopens(tx: Transaction, unit: Unit, guard: Guard) -> bool:
     return any(
-        isinstance(c, ReopenSession) and c.session_id == guard.session_id for c in unit.commands
+        isinstance(c, ReopenSession)
+        and c.session_id == guard.session_id
+        and not tx.was_set(c.session_id, "end", c.replaces + 1, c)
+        for c in unit.commands
+    )
+
+
+def _replaces_suspension(unit: Unit, session: SessionState) -> bool:
+    """A boundary or a rotation replaces a suspension: contract I2."""
+    return session.end_kind == "suspension" and any(
+        (isinstance(c, Rotate) and c.parent_id == session.id)
+        or (isinstance(c, EndSession) and c.session_id == session.id and c.kind == "boundary")
+        for c in unit.commands
     )

@@ -121,8 +121,14 @@ def _take_lock(path: Path, clock: Clock) -> int:
         raise DatabaseHeldError(
             str(path), holder.pid if holder else None, holder.since_ms if holder else None
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, msgspec.json.encode(Holder(os.getpid(), clock.now())), 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, msgspec.json.encode(Holder(os.getpid(), clock.now())), 0)
+    except OSError as error:
+        os.close(lock)
+        raise OpenError(
+            str(path), f"its lock file can't be written: {error}", hint="look at the disk"
+        ) from error
     return lock
 
 

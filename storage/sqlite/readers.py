@@ -11,13 +11,14 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import apsw
+
 from ..errors import EngineClosedError, StorageUnavailableError
 from .views import SqliteReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    import apsw
 
 SUSPEND_TIMEOUT_S = 5.0  # a read takes a second at most; what takes longer is interrupted
 
@@ -38,15 +39,16 @@ class Readers:
     def reading(self) -> Generator[SqliteReader]:
         """One snapshot, held until the block ends."""
         db = self._take()
+        usable = False
         try:
             db.execute("BEGIN")
             yield SqliteReader(db)
-        except BaseException:
-            self._give_back(db, usable=False)
-            raise
-        else:
             db.execute("COMMIT")
-            self._give_back(db, usable=True)
+            usable = True
+        except apsw.Error as error:
+            raise StorageUnavailableError(f"reading failed: {error}") from error
+        finally:
+            self._give_back(db, usable=usable)
 
     def _take(self) -> apsw.Connection:
         with self._condition:

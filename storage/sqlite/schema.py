@@ -216,7 +216,9 @@ CREATE TABLE deliveries (
   posted_ms    INTEGER NOT NULL,
   marked_ms    INTEGER
 ) STRICT;
-CREATE INDEX deliveries_open ON deliveries (key, n) WHERE state IN ('pending', 'sending');
+CREATE INDEX deliveries_open ON deliveries (n) WHERE state IN ('pending', 'sending');
+CREATE INDEX deliveries_session ON deliveries (session) WHERE session IS NOT NULL;
+CREATE INDEX deliveries_turn ON deliveries (turn) WHERE turn IS NOT NULL;
 
 CREATE TABLE effects (
   turn         INTEGER NOT NULL REFERENCES turns (n),
@@ -247,6 +249,7 @@ CREATE TABLE questions (
   answered_ms  INTEGER,
   PRIMARY KEY (key, question_key)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX questions_turn ON questions (turn);
 CREATE INDEX questions_open ON questions (expires_ms) WHERE state = 'open';
 
 CREATE TABLE timers (

@@ -133,6 +133,7 @@ class Transaction:
         self._rows: list[tuple[SQLiteValue, ...]] = []
         self._dirty: dict[int, SessionState] = {}
         self._heads: dict[SessionId, SessionState] = {}
+        self._revised: set[SessionId] = set()
         self.changes = 0
         self.commit_seq = 0
         self.route_writes = 0
@@ -219,8 +220,10 @@ class Transaction:
             session.last_ms = at_ms
 
     def revise(self, session: SessionState, at_ms: int | None = None) -> None:
-        """The transcript has changed: its revision moves by one, and no command moves it twice."""
-        session.revision += 1
+        """The transcript has changed: its revision moves by one, once in a unit."""
+        if session.id not in self._revised:
+            self._revised.add(session.id)
+            session.revision += 1
         self.touch(session, at_ms)
 
     def insert_session(
@@ -261,6 +264,8 @@ class Transaction:
 
     def begin_unit(self) -> None:
         self._heads = {}
+        if self._revised:
+            self._revised = set()
 
     def heads(self) -> tuple[Head, ...]:
         """Where the sessions stand that the current unit has touched."""

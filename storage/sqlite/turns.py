@@ -234,8 +234,10 @@ def _prune_inbox(tx: Transaction, command: PruneInbox) -> None:
     if version != command.replaces:
         refuse("stale", "pruning of the inbox", stored=version, given=command.replaces)
     tx.change(
+        # Up to the first younger row, so that nothing is scanned when nothing is old.
         "DELETE FROM inbox WHERE n IN (SELECT i.n FROM inbox i JOIN turns t ON t.n = i.turn "
-        "WHERE i.accepted_ms < ? AND t.state = 'ended' ORDER BY i.n LIMIT ?)",
+        "WHERE t.state = 'ended' AND i.n < coalesce((SELECT n FROM inbox WHERE accepted_ms >= ? "
+        "ORDER BY n LIMIT 1), 9223372036854775807) ORDER BY i.n LIMIT ?)",
         (command.before_ms, command.limit),
     )
     tx.record_set("inbox", "pruned", version + 1, command, command.at_ms)
@@ -294,6 +296,7 @@ def _resolve_dead_letter(tx: Transaction, command: ResolveDeadLetter) -> None:
 def _usage_row(command: AddUsage) -> tuple[int | str, ...]:
     tokens = command.tokens
     return (
+        command.session_id,
         command.model,
         int(command.auxiliary),
         tokens.input,
@@ -307,8 +310,9 @@ def _usage_row(command: AddUsage) -> tuple[int | str, ...]:
 
 
 _SELECT_USAGE = (
-    "SELECT model, auxiliary, input, output, cache_read, cache_write, reasoning, cost_nanos, at_ms "
-    "FROM usage WHERE call = ?"
+    "SELECT s.id, u.model, u.auxiliary, u.input, u.output, u.cache_read, u.cache_write, "
+    "u.reasoning, u.cost_nanos, u.at_ms FROM usage u JOIN sessions s ON s.n = u.session "
+    "WHERE u.call = ?"
 )
 
 
@@ -326,7 +330,7 @@ def _add_usage(tx: Transaction, command: AddUsage) -> None:
     turn = tx.stored_turn(command.turn_id) if command.turn_id is not None else None
     tx.change(
         "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (call, session.n, turn, *_usage_row(command)),
+        (call, session.n, turn, *_usage_row(command)[1:]),
     )
     prefix = "auxiliary_" if command.auxiliary else ""
     row = tx.one(f"SELECT {prefix}tokens FROM sessions WHERE n = ?", (session.n,))

@@ -157,24 +157,27 @@ class SqliteReader(TranscriptViews, WorkViews):
             given.encode()
         except UnicodeEncodeError:  # half of a surrogate pair: nothing stored holds one
             raise MissingError(f"a session with id, prefix or title {given!r}") from None
-        for find in (self.session, self._by_prefix, self._by_title):
-            found = find(SessionId(given))
+        # A title that is exact beats a prefix that stands for several.
+        candidates = self._with_prefix(given)
+        unique = self.session(candidates[0]) if len(candidates) == 1 else None
+        for found in (self.session(SessionId(given)), unique, self._by_title(given)):
             if found is not None and not found.hidden:
                 return found
+        if candidates:
+            raise AmbiguousError(given, candidates)
         raise MissingError(f"a session with id, prefix or title {given!r}")
 
-    def _by_prefix(self, prefix: str) -> Session | None:
+    def _with_prefix(self, prefix: str) -> tuple[SessionId, ...]:
+        """A few ids that begin so: enough to tell whether there is more than one."""
         if not prefix:
-            return None
+            return ()
         # A range on the index; ids are ASCII, so nothing sorts behind the last character.
         rows = self._all(
             "SELECT id FROM sessions WHERE id >= ? AND id < ? AND deleted = 0 AND hidden = 0 "
             "ORDER BY id LIMIT 6",
             (prefix, prefix + "\x7f"),
         )
-        if len(rows) > 1:
-            raise AmbiguousError(prefix, tuple(row[0] for row in rows))
-        return self.session(rows[0][0]) if rows else None
+        return tuple(row[0] for row in rows)
 
     def _by_title(self, title: str) -> Session | None:
         row = self._one("SELECT id FROM sessions WHERE title = ?", (title,))

@@ -101,7 +101,9 @@ class WorkViews(Queries):
     def unfinished_turns(self, key: SessionKey | None = None) -> tuple[Turn, ...]:
         where = "" if key is None else "AND t.key = ? "
         rows = self._all(
-            f"{_TURN} WHERE t.state <> 'ended' {where}ORDER BY t.n", () if key is None else (key,)
+            f"{_TURN.replace('turns t', 'turns t INDEXED BY turns_unfinished')} "
+            f"WHERE t.state <> 'ended' {where}ORDER BY t.n",
+            () if key is None else (key,),
         )
         return tuple(_turn_of(row) for row in rows)
 
@@ -174,7 +176,8 @@ class WorkViews(Queries):
     def open_deliveries(self, source: str | None = None, limit: int = 500) -> tuple[Delivery, ...]:
         where, parameters = ("", ()) if source is None else ("AND d.source = ? ", (source,))
         rows = self._all(
-            f"{_DELIVERY} WHERE d.state IN ('pending', 'sending') {where}ORDER BY d.n LIMIT ?",
+            f"{_DELIVERY.replace('deliveries d', 'deliveries d INDEXED BY deliveries_open')} "
+            f"WHERE d.state IN ('pending', 'sending') {where}ORDER BY d.n LIMIT ?",
             (*parameters, limit),
         )
         return tuple(_delivery_of(row) for row in rows)

@@ -50,17 +50,15 @@ def mark_delivery(state: State, command: c.MarkDelivery) -> bool:
     delivery = state.deliveries.get(command.delivery_id)
     if delivery is None:
         refuse("missing", f"delivery {command.delivery_id}")
+    if state.took(*step):
+        return False
     if command.state == "sending":
-        if delivery.attempt >= command.attempt:
-            return False
         fits = command.attempt == delivery.attempt + 1 and delivery.state in (
             "pending",
             "failed",
             "unknown",
         )
     else:
-        if state.took(*step):
-            return False
         fits = command.attempt == delivery.attempt and (
             delivery.state == "sending"
             or (delivery.state == "unknown" and command.state in ("sent", "failed"))

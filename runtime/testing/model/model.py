@@ -14,7 +14,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ....storage.commands import Command, ReopenSession, SetRoute
+from ....storage.commands import Command, EndSession, ReopenSession, Rotate, SetRoute
 from ....storage.records import Route
 from ....storage.units import Durable, Head, Refused, Unit
 from . import exchange, sessions, transcripts, work
@@ -22,8 +22,9 @@ from .state import RefusedByModelError, State, refuse
 from .views import ModelReader
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Generator, Iterable
 
+    from ....storage.identity import SessionId
     from ....storage.units import Guard
 
 COMMANDS: dict[type[Command], Any] = {
@@ -48,6 +49,7 @@ class Model:
 
     def _apply(self, unit: Unit) -> Durable | Refused:
         after = self.state.snapshot()
+        after.revised = frozenset()
         new = False
         refusal: RefusedByModelError | None = None
         for command in unit.commands:
@@ -86,9 +88,14 @@ def _check(state: State, guard: Guard, unit: Unit) -> None:
     if guard.session_id is None:
         return
     session = state.sessions.get(guard.session_id)
-    if session is not None and session.end_kind is not None and not _reopens(unit, guard):
+    if (
+        session is not None
+        and session.end_kind is not None
+        and not _reopens(state, unit, guard)
+        and not (session.end_kind == "suspension" and _replaces_suspension(unit, session.id))
+    ):
         refuse("ended", session.id)
-    if route.session_id != guard.session_id and not _routes(unit.commands, guard):
+    if route.session_id != guard.session_id and not _routes(state, unit, guard):
         refuse("route_conflict", guard.key)
     next_seq, revision = (0, 0) if session is None else (session.next_seq, session.revision)
     if guard.base_seq not in (None, next_seq):
@@ -97,12 +104,27 @@ def _check(state: State, guard: Guard, unit: Unit) -> None:
         refuse("stale_revision", guard.session_id)
 
 
-def _reopens(unit: Unit, guard: Guard) -> bool:
+def _reopens(state: State, unit: Unit, guard: Guard) -> bool:
     return any(
-        isinstance(c, ReopenSession) and c.session_id == guard.session_id for c in unit.commands
+        isinstance(c, ReopenSession)
+        and c.session_id == guard.session_id
+        and not state.was_set(c.session_id, "end", c.replaces, c)
+        for c in unit.commands
     )
 
 
-def _routes(commands: Sequence[Command], guard: Guard) -> bool:
-    given = (guard.key, guard.session_id)
-    return any(isinstance(c, SetRoute) and (c.key, c.session_id) == given for c in commands)
+def _replaces_suspension(unit: Unit, session_id: SessionId) -> bool:
+    return any(
+        (isinstance(c, Rotate) and c.parent_id == session_id)
+        or (isinstance(c, EndSession) and (c.session_id, c.kind) == (session_id, "boundary"))
+        for c in unit.commands
+    )
+
+
+def _routes(state: State, unit: Unit, guard: Guard) -> bool:
+    return any(
+        isinstance(c, SetRoute)
+        and (c.key, c.session_id) == (guard.key, guard.session_id)
+        and not state.was_set(c.key, "route", c.replaces, c)
+        for c in unit.commands
+    )

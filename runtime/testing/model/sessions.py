@@ -256,7 +256,10 @@ def _forget_work(state: State, session_id: SessionId) -> None:
         if entry.turn_id in turns:
             state.inbox[name] = replace(entry, body=None)
     state.deliveries = {
-        name: d for name, d in state.deliveries.items() if d.session_id != session_id
+        name: d
+        for name, d in state.deliveries.items()
+        if d.session_id != session_id
+        and (d.turn_id is None or state.turns[d.turn_id].session_id != session_id)
     }
     state.effects = {name: e for name, e in state.effects.items() if e.turn_id not in turns}
     state.questions = {name: q for name, q in state.questions.items() if q.turn_id not in turns}

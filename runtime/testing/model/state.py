@@ -68,6 +68,9 @@ class State:
     steps: frozenset[bytes] = frozenset()
     """What turns, deliveries and effects went through: a repeated step is recognised."""
 
+    revised: frozenset[SessionId] = frozenset()
+    """Sessions whose revision the current unit has moved: it moves them once."""
+
     turns: dict[TurnId, Turn] = field(default_factory=dict)
     inbox: dict[tuple[str, str], InboxEntry] = field(default_factory=dict)
     prunings: int = 0

@@ -96,7 +96,8 @@ def revise(state: State, session_id: SessionId, at_ms: int | None = None) -> int
     """The transcript has changed."""
     session = state.sessions[session_id]
     last_ms = session.last_ms if at_ms is None else max(session.last_ms, at_ms)
-    revision = session.revision + 1
+    revision = session.revision + (session_id not in state.revised)
+    state.revised |= {session_id}
     state.sessions[session_id] = replace(session, revision=revision, last_ms=last_ms)
     return revision
 

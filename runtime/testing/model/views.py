@@ -81,10 +81,14 @@ class ModelReader:
         return None if route is None or route.session_id is None else self.session(route.session_id)
 
     def find_session(self, given: str) -> Session:
-        found = self._by_id(given) or self._by_prefix(given) or self._by_title(given)
-        if found is None:
-            raise MissingError(f"a session with id, prefix or title {given!r}")
-        return found
+        ids = self._with_prefix(given)
+        unique = self.session(ids[0]) if len(ids) == 1 else None
+        found = self._by_id(given) or unique or self._by_title(given)
+        if found is not None:
+            return found
+        if ids:
+            raise AmbiguousError(given, tuple(ids[:6]))
+        raise MissingError(f"a session with id, prefix or title {given!r}")
 
     def _visible(self, session_id: SessionId) -> Session | None:
         session = self.session(session_id)
@@ -93,15 +97,12 @@ class ModelReader:
     def _by_id(self, given: str) -> Session | None:
         return next((self._visible(i) for i in self._state.sessions if i == given), None)
 
-    def _by_prefix(self, given: str) -> Session | None:
-        ids = sorted(
+    def _with_prefix(self, given: str) -> list[SessionId]:
+        return sorted(
             s.id
             for s in self._state.sessions.values()
             if given and s.id.startswith(given) and not s.deleted and not s.hidden
         )
-        if len(ids) > 1:
-            raise AmbiguousError(given, tuple(ids[:6]))
-        return self.session(ids[0]) if ids else None
 
     def _by_title(self, given: str) -> Session | None:
         titled = {s.title: s.id for s in self._state.sessions.values() if s.title is not None}

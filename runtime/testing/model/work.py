@@ -6,6 +6,7 @@ command is recognised however late it is sent again.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 from msgspec.structs import replace
@@ -125,11 +126,8 @@ def prune_inbox(state: State, command: c.PruneInbox) -> bool:
     if state.was_set("inbox", "pruned", command.replaces, command):
         return False
     pruned = state.set_value("inbox", "pruned", state.prunings, command.replaces, command)
-    old = [
-        name
-        for name, entry in state.inbox.items()
-        if entry.accepted_ms < command.before_ms and state.turns[entry.turn_id].state == "ended"
-    ]
+    before = takewhile(lambda item: item[1].accepted_ms < command.before_ms, state.inbox.items())
+    old = [name for name, entry in before if state.turns[entry.turn_id].state == "ended"]
     for name in old[: command.limit]:
         del state.inbox[name]
     state.prunings = pruned
@@ -190,7 +188,8 @@ def add_usage(state: State, command: c.AddUsage) -> bool:
 
 
 def _amount(usage: Usage) -> tuple[Any, ...]:
-    return (usage.model, usage.auxiliary, usage.tokens, usage.cost_nanos, usage.at_ms)
+    cost = (usage.tokens, usage.cost_nanos, usage.at_ms)
+    return (usage.session_id, usage.model, usage.auxiliary, *cost)
 
 
 COMMANDS: dict[type[c.Command], Any] = {
