@@ -103,6 +103,9 @@ def _check_command(command: Any) -> int:
                 _refuse("data", "the piece is too large", f"cut it to {CHUNK_BYTES_MAX} bytes")
         case AddUsage():
             _check_amount("cost_nanos", command.cost_nanos)
+            _check_tokens(command.tokens)
+            for name in command.tokens.__struct_fields__:
+                _check_amount(f"tokens.{name}", getattr(command.tokens, name))
         case SetTitle() | SetPendingTitle():
             if command.title is not None:
                 check_title(command.title)
@@ -175,13 +178,12 @@ def _check_tokens(tokens: Tokens) -> int:
     if type(tokens) is not Tokens:
         _refuse("tokens", f"{type(tokens).__name__} is not Tokens", "give Tokens")
     for name in tokens.__struct_fields__:
-        _check_amount(f"tokens.{name}", getattr(tokens, name))
+        _check_integer(f"tokens.{name}", getattr(tokens, name))
     return 100
 
 
-def _check_amount(field: str, value: Any) -> None:
-    """Something that is added up: a thousand billions of it still fit into 64 bits."""
-    _check_integer(field, value)
+def _check_amount(field: str, value: int) -> None:
+    """Something that is added up: thousands of the largest still fit into 64 bits."""
     if not -AMOUNT_MAX <= value <= AMOUNT_MAX:
         _refuse(field, "the amount is beyond all measure", f"stay within {AMOUNT_MAX}")
 
@@ -223,7 +225,7 @@ def check_draft(draft: Draft) -> int:
     if type(created_ms) is not int or not INTEGER_MIN <= created_ms <= INTEGER_MAX:
         _check_integer("created_ms", created_ms)
     if draft.role not in ("user", "assistant", "tool", "system", "developer"):
-        _refuse("role", f"{draft.role!r} is none", "use system, developer, user, assistant or tool")
+        _refuse("role", "it is none of ours", "use system, developer, user, assistant or tool")
     if draft.text is not None and draft.parts is not None:
         _refuse("parts", "there is text as well", "give text or parts, not both")
     if draft.plain:

@@ -6,6 +6,7 @@ import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import apsw
 import pytest
 import trio
 import trio.testing
@@ -411,13 +412,14 @@ async def test_a_driver_that_dies_for_good_answers_every_ticket(bench: Bench) ->
 
 async def test_an_engine_with_a_stale_epoch_is_never_reopened(tmp_path: Path) -> None:
     """INV-12: when somebody else owns the file, recovering would take it back from them."""
-    settings = WriterSettings(restarts_max=0)
-    bench = Bench(tmp_path / "chat.db", inline=False, settings=settings)
+    bench = Bench(tmp_path / "chat.db", inline=False)
     talk = Talk(1)
     with pytest.raises(WriterFailedError) as caught:
         async with bench.open() as writer:
             await writer.write(talk.opening())
-            bench.engine._epoch -= 1  # pyright: ignore[reportPrivateUsage]
+            other = apsw.Connection(str(bench.path))
+            other.execute("UPDATE pen SET epoch = epoch + 1")
+            other.close()
             await writer.post(talk.message()).wait()
             await trio.sleep_forever()
     assert isinstance(caught.value.__cause__, StaleEpochError)
@@ -535,6 +537,58 @@ async def test_an_inline_read_waits_for_a_staged_batch_in_memory() -> None:
         await writer.write(talk.message())
         await trio.testing.wait_all_tasks_blocked()
         assert read_at_commit == [0, 1]
+
+
+async def test_free_space_that_can_not_be_told_is_trouble_not_a_crash(threaded: Bench) -> None:
+    """INV-15: a sick disk makes tickets slower; the Writer lives."""
+    talk, failures = Talk(1), [1, 2, 3]
+
+    def free_bytes() -> int:
+        if failures:
+            failures.pop()
+            raise OSError("the disk is sick")
+        return 10**12
+
+    async with threaded.open() as writer:
+        threaded.engine.free_bytes = free_bytes
+        await writer.write(talk.opening())
+        assert writer.statistics().restarts == 0
+
+
+async def test_the_end_does_not_wait_for_other_peoples_threads(threaded: Bench) -> None:
+    """I6: closing has a thread of its own, whatever fills the common ones."""
+    release = threading.Event()
+
+    async def hold() -> None:
+        await trio.to_thread.run_sync(release.wait)
+
+    async with trio.open_nursery() as nursery:
+        async with threaded.open() as writer:
+            await writer.write(Talk(1).opening())
+            limiter = trio.to_thread.current_default_thread_limiter()
+            for _ in range(int(limiter.total_tokens)):
+                nursery.start_soon(hold)
+            await trio.testing.wait_all_tasks_blocked()
+        assert limiter.available_tokens == 0
+        release.set()
+
+
+async def test_a_driver_that_can_not_start_is_tried_again(
+    threaded: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INV-15: no thread to be had is an error like others, and nothing is left locked."""
+    start, failures = threading.Thread.start, [1]
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name == "onepen writer" and failures:
+            failures.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    async with threaded.open() as writer:
+        await writer.write(Talk(1).opening())
+        assert writer.statistics().restarts == 1
 
 
 async def test_statistics_tell_depth_age_batches_and_state(threaded: Bench) -> None:

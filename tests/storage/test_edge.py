@@ -103,7 +103,12 @@ MESSAGES: dict[str, list[dict[str, Any]]] = {
     "one MiB of control characters in JSON": [{"meta": {"x": "\0" * (MIB - 64)}}],
     "a list where a tuple belongs": [{"text": None, "parts": [{}]}],
     "text and parts together": [{"text": "", "parts": ()}],
-    "an unknown role": [{"role": "judge"}, {"role": None}, {"role": ["user"]}],
+    "an unknown role": [
+        {"role": "judge"},
+        {"role": None},
+        {"role": ["user"]},
+        {"role": nested(100_000)},
+    ],
     "a uid that is not 32 hexadecimal digits": [
         {"uid": uid} for uid in ("", "a" * 31, "A" * 32, "g" * 32, "a" * 32 + "\n", None, 7)
     ],

@@ -412,7 +412,10 @@ def test_a_failed_read_hurts_no_later_one(library: Library) -> None:
 
 def test_a_reader_can_not_write(library: Library) -> None:
     """A5: the connection itself refuses."""
-    with pytest.raises(apsw.ReadOnlyError), library.engine.reading() as reader:
+    with (
+        pytest.raises(StorageUnavailableError, match="readonly"),
+        library.engine.reading() as reader,
+    ):
         reader.turn_messages.__self__._db.execute("DELETE FROM pen")  # type: ignore[attr-defined]  # pyright: ignore
 
 

@@ -198,9 +198,12 @@ def _transcript(reader: Reader) -> Callable[..., Any]:
 def followed(page: Callable[[Any], tuple[Iterable[Any], Any]]) -> tuple[Any, ...]:
     """All pages, one after the other."""
     rows: list[Any] = []
-    after = None
+    cursors: list[Any] = [None]
     while True:
-        found, after = page(after)
+        found, after = page(cursors[-1])
         rows.extend(found)
         if after is None:
             return tuple(rows)
+        if after in cursors:
+            raise AssertionError(f"the page after {after} leads back to itself")
+        cursors.append(after)
