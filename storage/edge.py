@@ -79,11 +79,6 @@ def _check_guard(guard: Guard) -> None:
 
 
 def _check_command(command: Any) -> int:
-    try:
-        # Every field is what its type says: no word that is none of a state's, no 5 for true.
-        msgspec.convert(msgspec.structs.asdict(command), cast("Any", type(command)))
-    except msgspec.ValidationError as error:
-        _refuse(type(command).__name__, str(error), "give what the field's type says")
     size = 0
     match command:
         case Rotate():
@@ -116,6 +111,12 @@ def _check_command(command: Any) -> int:
         _refuse(
             type(command).__name__, f"{fields} bytes are too many", "put large things into blobs"
         )
+    try:
+        # Every field is what its type says: no word that is none of a state's, no 5 for true. Last,
+        # because text that is none, or nests without end, would break the check itself.
+        msgspec.convert(msgspec.structs.asdict(command), cast("Any", type(command)))
+    except msgspec.ValidationError as error:
+        _refuse(type(command).__name__, str(error), "give what the field's type says")
     return size + fields
 
 
@@ -184,6 +185,7 @@ def _check_tokens(tokens: Tokens) -> int:
 
 def _check_amount(field: str, value: int) -> None:
     """Something that is added up: thousands of the largest still fit into 64 bits."""
+    _check_integer(field, value)
     if not -AMOUNT_MAX <= value <= AMOUNT_MAX:
         _refuse(field, "the amount is beyond all measure", f"stay within {AMOUNT_MAX}")
 

@@ -17,6 +17,10 @@ from onepen.storage.units import Durable, Unit
 from .histories import Draw, StillClock
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+# One of each kind of trap, drawn often: chance alone would take too long to find them.
+NASTY = st.sampled_from(
+    (float("nan"), float("-inf"), 2**63, -(2**63) - 1, "\ud800", (1,), b"", -0.0, 1.0, True)
+)
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -25,7 +29,7 @@ SCALARS = st.one_of(
     st.floats(),
     TEXT,
     st.binary(max_size=5),
-    st.sampled_from((float("nan"), float("-inf"), 2**63, -(2**63) - 1, "\ud800", (1,), -0.0)),
+    NASTY,
 )
 KEYS = st.one_of(TEXT, st.integers(), st.none(), st.booleans(), st.binary(max_size=3))
 
@@ -53,8 +57,8 @@ ANYTHING: st.SearchStrategy[Any] = st.one_of(
 )
 # Most of it is JSON, with one thing in it that may not be.
 OBJECTS: st.SearchStrategy[Any] = st.one_of(
-    st.fixed_dictionaries({"x": SCALARS}),
-    st.fixed_dictionaries({"x": st.lists(SCALARS, max_size=2)}),
+    st.fixed_dictionaries({"x": NASTY}),
+    st.fixed_dictionaries({"x": st.lists(NASTY, min_size=1, max_size=1)}),
     st.dictionaries(TEXT, SCALARS, max_size=2),
     st.dictionaries(TEXT, ANYTHING, max_size=3),
 )
@@ -90,7 +94,9 @@ def drafts(draw: Draw) -> Draft:
     fields: dict[str, Any] = {"uid": uid_of("any"), "role": "user"}
     # Structured content first: it has the most ways to be wrong.
     names = draw(
-        st.lists(st.sampled_from(("meta", "meta", "parts", *FIELDS)), min_size=1, max_size=2)
+        st.lists(
+            st.sampled_from(("meta",) * 6 + ("parts",) * 3 + tuple(FIELDS)), min_size=1, max_size=2
+        )
     )
     for name in names:
         strays = draw(st.sampled_from((False, False, False, False, True)))
