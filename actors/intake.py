@@ -97,14 +97,14 @@ class Intake:
     async def room(self) -> None:
         while True:
             self._check_accepting()
-            if self._has_room():
+            if self.has_room():
                 return
             await self._room.park()
 
     def post(self, unit: Unit) -> Ticket:
         size_bytes = check_unit(unit)
         self._check_accepting()
-        if not self._has_room():
+        if not self.has_room():
             raise WriterFullError(len(self._waiting), self._bytes_waiting)
         ticket = Ticket(trio.current_time(), self._trouble)
         self._waiting.append(ticket)
@@ -118,7 +118,8 @@ class Intake:
         await self._arrived.wait()
         self._arrived = trio.Event()
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether a unit may be posted at once, as far as the bounds are concerned."""
         return (
             len(self._waiting) < self._settings.units_waiting_max
             and self._bytes_waiting < self._settings.bytes_waiting_max

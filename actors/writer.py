@@ -94,7 +94,8 @@ class WriterRef:
 
         On disk on return; raises what `Ticket.durable` raises. Cancelling revokes nothing.
         """
-        await self._intake.room()
+        if not self._intake.has_room():
+            await self._intake.room()
         return await self._intake.post(unit).durable()
 
     async def read(self, view: Callable[[Reader], T]) -> T:

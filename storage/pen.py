@@ -71,14 +71,20 @@ class Ledger(Generic[TicketT]):
             return False
         self.taken.append(first)
         rows, size_bytes = first.rows, first.size_bytes
-        while (posted := self._arrival(0)) is not None:
+        get_nowait, taken = self._arrivals.get_nowait, self.taken
+        while True:
+            try:
+                posted = get_nowait()
+            except Empty:
+                return True
+            if posted is None:
+                continue  # a wake-up that has done its work: the batch is here
             rows += posted.rows
             size_bytes += posted.size_bytes
             if rows > rows_max or size_bytes > size_bytes_max:
                 self._next = posted
-                break
-            self.taken.append(posted)
-        return True
+                return True
+            taken.append(posted)
 
     def _arrival(self, wait_s: float | None) -> Posted[TicketT] | None:
         try:
