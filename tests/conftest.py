@@ -6,7 +6,12 @@ reproduces a failure. Only `ci` is derandomised: a merge must not depend on luck
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+# The conformance suite is library code; pytest shows what its assertions compared only if it is
+# told before the first import.
+pytest.register_assert_rewrite("onepen.runtime.testing.conformance")
 
 _EXAMPLES_MAX = {
     "dev": 50,
