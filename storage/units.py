@@ -150,3 +150,14 @@ def check_guarded(unit: Unit) -> None:
             )
         if isinstance(command, Rotate | Branch):
             guarded.append(command.child_id)  # the unit may go on in the child that it makes
+        elif isinstance(command, Rewind | Restore) and _changes(unit, session_id) > 1:
+            # It names the revision it replaces, and a unit moves a revision once.
+            raise errors.InvalidUnitError(
+                f"{type(command).__name__} of session {session_id} is not alone in its unit"
+            )
+
+
+def _changes(unit: Unit, session_id: SessionId) -> int:
+    """How many commands of the unit change this session's transcript."""
+    fields = ((c, _CHANGES_TRANSCRIPT.get(type(c))) for c in unit.commands)
+    return sum(field is not None and getattr(c, field) == session_id for c, field in fields)

@@ -14,6 +14,7 @@ from onepen.storage.edge import check_unit
 from onepen.storage.errors import (
     BatchUnknownError,
     InvalidContentError,
+    InvalidUnitError,
     OpenError,
     StorageUnavailableError,
 )
@@ -78,6 +79,16 @@ def test_a_unit_moves_a_revision_once(engine: SqliteEngine) -> None:
     (receipt,) = apply(engine, Unit((*first.commands, *second.commands), (talk.guard,)))
     assert isinstance(receipt, Durable)
     assert (receipt.heads[0].next_seq, receipt.heads[0].revision) == (2, 1)
+
+
+def test_a_rewind_stands_alone_in_its_unit() -> None:
+    """H4: it names the revision that it replaces, and a unit moves a revision once."""
+    talk = Talk(1)
+    rewind = c.Rewind(session_id=talk.session_id, to_seq=Seq(0), replaces=1, at_ms=2)
+    append = talk.message()
+    check_unit(Unit((rewind,), append.guards))
+    with pytest.raises(InvalidUnitError, match="alone"):
+        check_unit(Unit((rewind, *append.commands), append.guards))
 
 
 def test_a_command_from_before_opens_no_door(engine: SqliteEngine) -> None:
