@@ -23,7 +23,8 @@ def test_an_id_is_valid_as_uid_and_as_session_id_and_tells_its_time() -> None:
 
 def test_ids_differ_across_threads() -> None:
     """D2: one source, several threads, more ids than one piece of randomness holds."""
-    ids, given = SystemIds(), []
+    ids = SystemIds()
+    given: list[str] = []
 
     def take() -> None:
         given.extend([ids.fresh() for _ in range(2_000)])
