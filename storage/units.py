@@ -143,7 +143,7 @@ def check_guarded(unit: Unit) -> None:
         field = _CHANGES_TRANSCRIPT.get(type(command))
         if field is None:
             continue
-        session_id = getattr(command, field)
+        session_id: SessionId = getattr(command, field)
         if session_id not in guarded:
             raise errors.InvalidUnitError(
                 f"{type(command).__name__} of session {session_id} is not guarded"
