@@ -27,6 +27,8 @@ from ..storage.units import Unknown
 from .tickets import Ticket
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..storage.errors import OnepenError
     from ..storage.identity import Clock
     from ..storage.units import Receipt, Unit
@@ -84,6 +86,7 @@ class Intake:
         self._waiting: deque[Ticket] = deque()
         self._bytes_waiting = 0
         self._room = trio.lowlevel.ParkingLot()
+        self._up = trio.lowlevel.ParkingLot()
         self._arrived = trio.Event()
         self._state: WriterState = "open"
         self._reason: str | None = None
@@ -101,12 +104,18 @@ class Intake:
                 return
             await self._room.park()
 
-    def post(self, unit: Unit) -> Ticket:
+    def post(
+        self,
+        unit: Unit,
+        on_receipt: Callable[[Receipt], None] | None = None,
+        *,
+        past_bounds: bool = False,
+    ) -> Ticket:
         size_bytes = check_unit(unit)
         self._check_accepting()
-        if not self.has_room():
+        if not past_bounds and not self.has_room():
             raise WriterFullError(len(self._waiting), self._bytes_waiting)
-        ticket = Ticket(trio.current_time(), self._trouble)
+        ticket = Ticket(trio.current_time(), self._trouble, on_receipt)
         self._waiting.append(ticket)
         self._bytes_waiting += size_bytes
         self.ledger.post(Posted(unit, size_bytes, ticket))
@@ -117,6 +126,11 @@ class Intake:
         """For a driver on this loop: something was posted since the last time."""
         await self._arrived.wait()
         self._arrived = trio.Event()
+
+    async def wait_up(self) -> None:
+        """Until storage is no longer down. Returns at once if it is not."""
+        while self._state == "down":
+            await self._up.park()
 
     def has_room(self) -> bool:
         """Whether a unit may be posted at once, as far as the bounds are concerned."""
@@ -150,6 +164,7 @@ class Intake:
         if self._state in ("recovering", "down"):
             logger.info("storage is back after: %s", self._reason)
             self._state, self._reason, self._since_ms = "open", None, None
+            self._up.unpark_all()
         if self._room:
             # All of them look again: one that was woken alone might have been cancelled since.
             self._room.unpark_all()
@@ -187,6 +202,7 @@ class Intake:
     def close(self) -> None:
         """Take nothing new; what is posted goes on."""
         self._state = "draining"
+        self._up.unpark_all()
         self._room.unpark_all()
 
     def end(self, state: Literal["closed", "failed"], reason: str) -> None:
@@ -195,6 +211,7 @@ class Intake:
         for posted in self.ledger.clear():
             self._answer(posted, Unknown(reason))
         self._room.unpark_all()
+        self._up.unpark_all()
 
     def traffic(self) -> Traffic:
         samples = sorted(self._commit_s)

@@ -5,6 +5,9 @@ unit stays in the ledger, the ticket still belongs to whoever holds it, and wait
 allowed. A wait ends early, with `StorageUnavailableError`, only while storage is down; the ticket
 itself stays unresolved then.
 
+Whoever posts may name a function that gets the receipt. It is called before any waiter runs, in the
+order of posting, on the loop's own stack: it must not raise and can't wait.
+
 Belongs to the trio thread. Nothing here may run a checkpoint between looking at the receipt and
 parking.
 """
@@ -29,10 +32,16 @@ if TYPE_CHECKING:
 class Ticket:
     """The promise of a receipt."""
 
-    __slots__ = ("_receipt", "_trouble", "_waiters", "posted_s")
+    __slots__ = ("_on_receipt", "_receipt", "_trouble", "_waiters", "posted_s")
 
-    def __init__(self, posted_s: float, trouble: Callable[[], OnepenError | None]) -> None:
+    def __init__(
+        self,
+        posted_s: float,
+        trouble: Callable[[], OnepenError | None],
+        on_receipt: Callable[[Receipt], None] | None = None,
+    ) -> None:
         self.posted_s = posted_s
+        self._on_receipt = on_receipt
         self._receipt: Receipt | None = None
         self._waiters: list[trio.lowlevel.Task] | None = None  # most tickets have one, or none
         self._trouble = trouble
@@ -81,6 +90,9 @@ class Ticket:
             waiters, self._waiters = self._waiters, None
             for task in waiters:
                 trio.lowlevel.reschedule(task, outcome.Value(receipt))
+        if self._on_receipt is not None:
+            on_receipt, self._on_receipt = self._on_receipt, None
+            on_receipt(receipt)
 
     def interrupt_waits(self, error: OnepenError) -> None:
         """For the Writer: storage is down, nobody shall wait; the ticket stays open."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ..storage.engine import Engine, Reader
     from ..storage.identity import Clock
-    from ..storage.units import Durable, Unit
+    from ..storage.units import Durable, Receipt, Unit
     from .tickets import Ticket
 
 logger = logging.getLogger(__name__)
@@ -81,13 +81,30 @@ class WriterRef:
         """
         await self._intake.room()
 
-    def post(self, unit: Unit) -> Ticket:
+    def has_room(self) -> bool:
+        """Whether `room` would return at once, as far as the bounds are concerned."""
+        return self._intake.has_room()
+
+    async def wait_up(self) -> None:
+        """Until storage is no longer down; at once if it is not."""
+        await self._intake.wait_up()
+
+    def post(
+        self,
+        unit: Unit,
+        on_receipt: Callable[[Receipt], None] | None = None,
+        *,
+        past_bounds: bool = False,
+    ) -> Ticket:
         """Put a unit into the ledger and return its ticket. Never blocks.
+
+        `on_receipt` is called with the receipt, before anybody who waits for it goes on; it must
+        not raise. `past_bounds` is for what was accepted under a bound of its own.
 
         Raises before anything is posted: `InvalidContentError`, `InvalidUnitError`,
         `WriterFullError`, `WriterClosedError`, `StorageUnavailableError`.
         """
-        return self._intake.post(unit)
+        return self._intake.post(unit, on_receipt, past_bounds=past_bounds)
 
     async def write(self, unit: Unit) -> Durable:
         """Post and wait.

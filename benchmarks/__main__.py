@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -13,7 +15,14 @@ from rich.table import Table as RichTable
 from . import docs, surroundings
 from .plan import FULL_PACE, PARTS, QUICK_PACE, Pace
 from .runner import Results, Runner
-from .tables import Table, all_tables
+from .runtime_tables import all_tables
+
+if TYPE_CHECKING:
+    from .tables import Table
+
+
+_TELL_EVERY_S = 5.0
+_WIDTH_IN_A_FILE = 130
 
 
 def show(console: Console, table: Table) -> None:
@@ -40,8 +49,15 @@ def measure(console: Console, pace: Pace, parts: frozenset[str]) -> Results:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("preparing", total=None)
 
+        told_s = 0.0
+
         def tell(label: str, done: int, total: int) -> None:
+            nonlocal told_s
             progress.update(task, description=label, completed=done, total=total)
+            # Without a terminal there is no bar: a line now and then instead.
+            if not console.is_terminal and time.monotonic() - told_s >= _TELL_EVERY_S:
+                told_s = time.monotonic()
+                click.echo(f"{done:,} of {total:,}: {label}", err=True)
 
         return Runner(pace, parts, tell).run()
 
@@ -54,9 +70,15 @@ def measure(console: Console, pace: Pace, parts: frozenset[str]) -> Results:
     "--only",
     multiple=True,
     type=click.Choice(PARTS),
-    help="Measure only these parts (may be repeated); limits: raw, reference and writer.",
+    help="Measure only these parts (may be repeated). limits: raw, reference and writer; turns, "
+    "idle, ask, startup: the runtime, each complete in itself.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds of each cell.")
+@click.option(
+    "--stored",
+    type=click.IntRange(min=1_000),
+    help="Sessions in the file of `startup`; built once and kept below build/.",
+)
 @click.option(
     "--json",
     "json_path",
@@ -75,17 +97,24 @@ def main(
     quick: bool,
     only: tuple[str, ...],
     rounds: int | None,
+    stored: int | None,
     json_path: Path | None,
     from_path: Path | None,
     write_docs: bool,
 ) -> None:
-    """What writing a message costs: the Writer beside its limits and its alternatives."""
+    """What messages and turns cost: the Writer and the runtime beside limits and alternatives."""
     if quick and write_docs:
         raise click.UsageError("a quick run says nothing about speed: it is not written down")
+    if write_docs and (missing := docs.missing_places()):
+        raise click.UsageError(f"{docs.PAGE.name} has no place for: {', '.join(missing)}")
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_IN_A_FILE)
     pace = QUICK_PACE if quick else FULL_PACE
     if rounds is not None:
         pace = msgspec.structs.replace(pace, rounds=rounds, growth_rounds=rounds)
+    if stored is not None:
+        pace = msgspec.structs.replace(pace, stored_sessions=stored)
     if from_path is not None:
         results = msgspec.json.decode(from_path.read_bytes(), type=Results)
     else:

@@ -27,6 +27,8 @@ TEXTS = tuple(
     " ".join(f"{word * 7919 + text * 104729:x}" for word in range(TEXT_BYTES))[:TEXT_BYTES]
     for text in range(64)
 )
+# What is stored, one durable write after the other, before one message or one turn is counted.
+ROLES = {"append": ("user",), "turn": ("user", "assistant")}
 
 Append = Callable[[], Awaitable[None]]
 
@@ -38,18 +40,31 @@ class Meter:
         self._window_s: float = cell["window_s"]
         self._open_s = time.perf_counter() + cell["warm_up_s"]
         self._close_s = self._open_s + self._window_s
+        self._producers: int = cell["condition"]["producers"]
+        self._least: int = cell["least_messages"]
+        self._opened_s = time.perf_counter()
+        self._closed = False
         self._latencies_s: list[float] = []
         self._cpu_s = time.process_time()
         self.messages = 0
 
     async def produce(self, append: Append) -> None:
         begun_s = time.perf_counter()
-        while begun_s < self._close_s:
+        while True:
             await append()
             ended_s = time.perf_counter()
             self.messages += 1
-            if self._open_s <= ended_s < self._close_s:
+            if self._closed:
+                break
+            if ended_s < self._open_s or self.messages <= self._producers:
+                self._opened_s, self._close_s = ended_s, ended_s + self._window_s
+            else:
                 self._latencies_s.append(ended_s - begun_s)
+                count = len(self._latencies_s)
+                whole = count >= self._least and count % self._producers == 0
+                if whole and ended_s >= self._close_s:
+                    self._closed = True
+                    self._window_s = ended_s - self._opened_s
             begun_s = ended_s
 
     def outcome(self) -> dict[str, Any]:
@@ -97,6 +112,7 @@ async def run_openai_agents(cell: Any) -> dict[str, Any]:
     """
     session_class = import_module("agents.memory.sqlite_session").SQLiteSession
     path = os.path.join(cell["folder"], "openai-agents.db")
+    roles = ROLES[cell["condition"]["work"]]
     sessions = [session_class(f"s{n}", path) for n in range(cell["condition"]["producers"])]
 
     def appender(session: Any) -> Append:
@@ -104,9 +120,10 @@ async def run_openai_agents(cell: Any) -> dict[str, Any]:
 
         async def append() -> None:
             nonlocal count
-            text = TEXTS[count % len(TEXTS)]
-            await session.add_items([{"role": "user", "content": text}])
-            count += 1
+            for role in roles:
+                text = TEXTS[count % len(TEXTS)]
+                await session.add_items([{"role": role, "content": text}])
+                count += 1
 
         return append
 
@@ -131,6 +148,7 @@ async def run_langgraph(cell: Any) -> dict[str, Any]:
     saver_class = import_module("langgraph.checkpoint.sqlite").SqliteSaver
     empty_checkpoint = import_module("langgraph.checkpoint.base").empty_checkpoint
     path = os.path.join(cell["folder"], "langgraph.db")
+    roles = ROLES[cell["condition"]["work"]]
     with saver_class.from_conn_string(path) as saver:
         saver.setup()
         saver.conn.execute(f"PRAGMA synchronous={cell['condition']['synchronous']}")
@@ -150,14 +168,16 @@ async def run_langgraph(cell: Any) -> dict[str, Any]:
 
             async def append() -> None:
                 nonlocal thread, config
-                step = len(messages) % THREAD_MESSAGES
-                if step == 0:
-                    messages.clear()
-                    thread += 1
-                    name = f"s{number}-{thread}"
-                    config = {"configurable": {"thread_id": name, "checkpoint_ns": ""}}
-                messages.append({"role": "user", "content": TEXTS[(thread + step) % len(TEXTS)]})
-                await asyncio.to_thread(put, step)
+                for role in roles:
+                    step = len(messages) % THREAD_MESSAGES
+                    if step == 0:
+                        messages.clear()
+                        thread += 1
+                        name = f"s{number}-{thread}"
+                        config = {"configurable": {"thread_id": name, "checkpoint_ns": ""}}
+                    text = TEXTS[(thread + step) % len(TEXTS)]
+                    messages.append({"role": role, "content": text})
+                    await asyncio.to_thread(put, step)
 
             return append
 

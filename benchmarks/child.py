@@ -11,6 +11,7 @@ import trio
 
 from .cells import Cell, Outcome
 from .reference import run_raw, run_reference
+from .turns import run_turns
 from .writer import run_writer
 
 
@@ -22,6 +23,8 @@ def run(cell: Cell) -> Outcome:
             return trio.run(run_reference, cell)
         case "writer":
             return trio.run(run_writer, cell)
+        case "onepen" | "onepen, all at once":
+            return trio.run(run_turns, cell)
         case _:
             raise ValueError(f"{cell.contender} runs in alternatives.py")
 

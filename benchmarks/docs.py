@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from .cells import ALTERNATIVES, PRODUCERS, Condition, Contender, Disk
 from .figures import figure
 from .plots import line_chart
+from .runtime_tables import all_tables
 from .surroundings import ROOT
-from .tables import Table, all_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .figures import Figure
     from .runner import Results
+    from .tables import Table
 
 PAGE = ROOT / "docs" / "performance.md"
 PLOTS = ROOT / "docs" / "plots"
@@ -32,6 +33,13 @@ PLACES = (
     "normal-slow",
     "ratios",
     "growth",
+    "turns-native",
+    "turns-slow",
+    "turn-ratios",
+    "idle",
+    "ask",
+    "startup",
+    "activation",
 )
 DRAWN: tuple[Contender, ...] = ("reference", "writer", *ALTERNATIVES)
 
@@ -43,6 +51,16 @@ def markdown(table: Table) -> str:
         *("| " + " | ".join(row) + " |" for row in table.rows),
     ]
     return "\n".join(lines)
+
+
+def missing_places(page: Path = PAGE) -> list[str]:
+    """Tables that the page has no marker comments for; better known before hours of measuring."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        name
+        for name in (*PLACES, "remarks")
+        if f"<!-- begin {name} -->\n" not in text or f"<!-- end {name} -->" not in text
+    ]
 
 
 def write(results: Results, page: Path = PAGE, plots: Path = PLOTS) -> None:

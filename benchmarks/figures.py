@@ -41,6 +41,24 @@ class Goal(Struct, frozen=True):
     met: bool
 
 
+class Spread(Struct, frozen=True):
+    """The median of the rounds, and the lowest and the highest of them."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        found = sorted(values)
+        return cls(median(found), found[0], found[-1]) if found else None
+
+    def text(self, digits: int) -> str:
+        """The median, and behind it the range if there is one."""
+        middle, low, high = (f"{value:,.{digits}f}" for value in (self.middle, self.low, self.high))
+        return middle if low == high else f"{middle} ({low} to {high})"
+
+
 def _median(values: Iterable[float | None]) -> float | None:
     given = [value for value in values if value is not None]
     return median(given) if given else None
@@ -68,13 +86,15 @@ def figure(results: Results, contender: Contender, condition: Condition) -> Figu
     )
 
 
-def ratio(results: Results, other: Contender, condition: Condition) -> float | None:
-    """How many times the other's messages a second the Writer writes: the median of the rounds'
-    ratios.
-    """
-    ours = _outcomes(results, "writer", condition)
+def ratio(
+    results: Results, other: Contender, condition: Condition, own: Contender = "writer"
+) -> Spread | None:
+    """How many times the other's messages a second our own contender writes, inside each round."""
+    ours = _outcomes(results, own, condition)
     theirs = _outcomes(results, other, condition)
-    return _median(ours[turn].rate / theirs[turn].rate for turn in ours if turn in theirs)
+    return Spread.of(
+        ours[turn].rate / theirs[turn].rate for turn in ours if turn in theirs and theirs[turn].rate
+    )
 
 
 def growth_ratio(
@@ -115,8 +135,8 @@ def _throughput_goals(results: Results) -> Iterable[Goal]:
                 yield Goal(
                     f"Writer ÷ reference, producers: {producers}, {disk} disk",
                     f"≥ {RATIO_MIN:.2f}",
-                    f"{found:.2f}",
-                    met=found >= RATIO_MIN,
+                    found.text(2),
+                    met=found.middle >= RATIO_MIN,
                 )
 
 

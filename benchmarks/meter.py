@@ -1,5 +1,12 @@
 """What every contender is measured with: producers that wait for each acknowledgement, inside a
 window of time.
+
+With many producers that queue for one resource, acknowledgements come in waves: all of them first
+store the user's message, then all of them the answer. A short window may then hold several whole
+waves of a fast contender and none of a slow one, and flatter or ruin either. So the window opens
+only when there were as many messages as there are producers, and it stays open, beyond its time if
+need be, until `least_messages` are counted, and a whole number for each producer: it begins and
+ends with an acknowledgement, at the same place of a wave.
 """
 
 from __future__ import annotations
@@ -37,6 +44,10 @@ class Meter:
         self._window_s = cell.window_s
         self._open_s = time.perf_counter() + cell.warm_up_s
         self._close_s = self._open_s + cell.window_s
+        self._producers = cell.condition.producers
+        self._least = cell.least_messages
+        self._opened_s = time.perf_counter()
+        self._closed = False
         self._latencies_s: list[float] = []
         self._counted = 0
         self._cpu_s = time.process_time()
@@ -44,14 +55,23 @@ class Meter:
 
     async def produce(self, append: Callable[[], Awaitable[object]]) -> None:
         """Append, wait for the acknowledgement, append again, until the window closes."""
-        open_s, close_s, latencies_s = self._open_s, self._close_s, self._latencies_s
+        latencies_s = self._latencies_s
         begun_s = time.perf_counter()
-        while begun_s < close_s:
+        while True:
             await append()
             ended_s = time.perf_counter()
             self.messages += 1
-            if open_s <= ended_s < close_s:
+            if self._closed:
+                break
+            if ended_s < self._open_s or self.messages <= self._producers:
+                self._opened_s, self._close_s = ended_s, ended_s + self._window_s
+            else:
                 latencies_s.append(ended_s - begun_s)
+                count = len(latencies_s)
+                whole = count >= self._least and count % self._producers == 0
+                if whole and ended_s >= self._close_s:
+                    self._closed = True
+                    self._window_s = ended_s - self._opened_s
             begun_s = ended_s
 
     def batch(self, append: Callable[[], int]) -> None:

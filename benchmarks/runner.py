@@ -13,16 +13,27 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from . import growth, surroundings
-from .cells import ALTERNATIVES, Cell, Condition, Contender, Disk, Outcome, Sample
+from . import growth, startup, surroundings
+from .cells import (
+    ALTERNATIVES,
+    Cell,
+    Condition,
+    Contender,
+    Disk,
+    Outcome,
+    Probe,
+    ProbeSample,
+    Sample,
+)
 from .growth import GrowthSample
-from .plan import Pace, conditions, contenders
+from .plan import STORED_GOAL, Pace, conditions, contenders, least_messages, probes, stretch
 from .surroundings import Machine, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CELL_TIMEOUT_S = 120
+CELL_TIMEOUT_S = 300
+PROBE_TIMEOUT_S = 300
 _CELLS_BETWEEN_SYNCS = 8
 
 
@@ -35,6 +46,7 @@ class Results(Struct, frozen=True):
     samples: list[Sample]
     growth: list[GrowthSample]
     remarks: list[str]
+    probes: list[ProbeSample] = []
 
 
 class Runner:
@@ -44,7 +56,7 @@ class Runner:
         self, pace: Pace, parts: frozenset[str], tell: Callable[[str, int, int], None]
     ) -> None:
         self._pace = pace
-        self._parts = set(parts)
+        self._parts = parts
         self._tell = tell
         self._remarks: list[str] = []
         self._slow: dict[str, str] = {}
@@ -58,6 +70,7 @@ class Runner:
             self._prepare()
             samples = self._run_cells()
             found = self._run_growth() if "growth" in self._parts else []
+            probed = self._run_probes()
             self._time_syncs()
             return Results(
                 machine=surroundings.describe_machine(),
@@ -66,22 +79,23 @@ class Runner:
                 samples=samples,
                 growth=found,
                 remarks=self._remarks,
+                probes=probed,
             )
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _prepare(self) -> None:
-        if "slow" in self._parts:
+        if self._parts & {"slow", "turns", "startup"}:
             try:
                 self._slow = surroundings.slow_disk()
             except Unavailable as error:
-                self._leave_out("slow", error)
-        if "alternatives" in self._parts:
+                self._remarks.append(str(error))
+        if self._parts & {"alternatives", "turns"}:
             self._tell("building the alternatives' environment (once)", 0, 1)
             try:
                 self._python = surroundings.alternatives_python()
             except Unavailable as error:
-                self._leave_out("alternatives", error)
+                self._remarks.append(str(error))
 
     def _time_syncs(self) -> None:
         """What a sync takes on each disk. Measured again and again: the fastest is the disk's own,
@@ -94,23 +108,19 @@ class Runner:
             took_us = surroundings.sync_cost_us(self._folder, variables)
             self._sync_us[disk] = min(took_us, self._sync_us.get(disk, took_us))
 
-    def _leave_out(self, part: str, why: Exception) -> None:
-        self._parts.discard(part)
-        self._remarks.append(str(why))
-
     def _run_cells(self) -> list[Sample]:
-        parts = frozenset(self._parts)
+        parts, slow, others = self._parts, bool(self._slow), self._python is not None
         work: list[tuple[int, Condition, Contender]] = []
         for turn in range(self._pace.rounds):
-            for condition in conditions(self._pace, parts):
-                names = contenders(condition, parts)
+            for condition in conditions(self._pace, parts, slow=slow):
+                names = contenders(condition, parts, alternatives=others)
                 # Another one begins in each round: nobody always follows the same neighbour.
                 start = turn % max(1, len(names))
                 work.extend((turn, condition, name) for name in names[start:] + names[:start])
         samples: list[Sample] = []
         for number, (turn, condition, contender) in enumerate(work):
             where = f"{condition.synchronous}, {condition.disk} disk"
-            label = f"{contender}, producers: {condition.producers}, {where}"
+            label = f"{condition.work}: {contender}, producers: {condition.producers}, {where}"
             self._tell(label, number, len(work))
             if number % _CELLS_BETWEEN_SYNCS == 0:
                 self._time_syncs()
@@ -122,39 +132,80 @@ class Runner:
         self, contender: Contender, condition: Condition, database: Path | None = None
     ) -> Outcome | None:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        # So many producers wait longer for each other than a short window lasts.
-        stretch = 2 if condition.producers > 1_000 else 1
+        longer = stretch(condition)
         cell = Cell(
             contender=contender,
             condition=condition,
             folder=str(folder),
-            warm_up_s=self._pace.warm_up_s * stretch,
-            window_s=self._pace.window_s * stretch,
+            warm_up_s=self._pace.warm_up_s * longer,
+            window_s=self._pace.window_s * longer,
             database=None if database is None else str(database),
+            least_messages=least_messages(self._pace, condition),
         )
         given = msgspec.json.encode(cell).decode()
         if contender in ALTERNATIVES:
             command = [str(self._python), str(surroundings.HERE / "alternatives.py"), given]
         else:
             command = [sys.executable, "-m", f"{__package__}.child", given]
-        variables = self._slow if condition.disk == "1 ms" else {}
         try:
-            done = subprocess.run(
-                command,
-                cwd=surroundings.ROOT,
-                env={**os.environ, **variables},
-                capture_output=True,
-                timeout=CELL_TIMEOUT_S,
-                check=True,
-            )
-            return msgspec.json.decode(done.stdout, type=Outcome)
+            printed = self._run_child(command, condition.disk, CELL_TIMEOUT_S)
+            return msgspec.json.decode(printed, type=Outcome)
         except (subprocess.SubprocessError, msgspec.DecodeError) as error:
-            output = getattr(error, "stderr", None) or b""
-            last = output.decode(errors="replace").strip().splitlines()[-1:]
-            self._remarks.append(f"{contender} at {condition.producers} failed: {last or error}")
+            what = f"{contender} at {condition.producers}, {condition.work}"
+            self._remarks.append(f"{what} failed: {_last_words(error)}")
             return None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _run_child(self, command: list[str], disk: Disk, timeout_s: float) -> bytes:
+        variables = self._slow if disk == "1 ms" else {}
+        done = subprocess.run(
+            command,
+            cwd=surroundings.ROOT,
+            env={**os.environ, **variables},
+            capture_output=True,
+            timeout=timeout_s,
+            check=True,
+        )
+        return done.stdout
+
+    def _run_probes(self) -> list[ProbeSample]:
+        work = [
+            (turn, probe)
+            for turn in range(self._pace.rounds)
+            for probe in probes(self._pace, self._parts, slow=bool(self._slow))
+        ]
+        stored = self._build_stored() if "startup" in self._parts else None
+        samples: list[ProbeSample] = []
+        for number, (turn, probe) in enumerate(work):
+            what = f"{probe.kind} {probe.case}, {probe.size:,}, {probe.disk} disk"
+            self._tell(what, number, len(work))
+            figures = self._run_probe(msgspec.structs.replace(probe, database=stored), what)
+            if figures is not None:
+                samples.append(
+                    ProbeSample(probe.kind, probe.case, probe.size, probe.disk, turn, figures)
+                )
+        return samples
+
+    def _build_stored(self) -> str:
+        """The file of stored sessions, which is kept for the next run."""
+        size = self._pace.stored_sessions
+        if size < STORED_GOAL:
+            self._remarks.append(
+                f"startup: {size:,} stored sessions here, the goal is about {STORED_GOAL:,}"
+            )
+        what = f"building a file of {size:,} sessions (once)"
+        return str(startup.build(size, lambda done: self._tell(what, done, size)))
+
+    def _run_probe(self, probe: Probe, what: str) -> dict[str, float] | None:
+        given = msgspec.json.encode(probe).decode()
+        command = [sys.executable, "-m", f"{__package__}.probe", given]
+        try:
+            printed = self._run_child(command, probe.disk, PROBE_TIMEOUT_S)
+            return msgspec.json.decode(printed, type=dict[str, float])
+        except (subprocess.SubprocessError, msgspec.DecodeError) as error:
+            self._remarks.append(f"{what} failed: {_last_words(error)}")
+            return None
 
     def _run_growth(self) -> list[GrowthSample]:
         condition = Condition(growth.PRODUCERS, "FULL", "native")
@@ -176,3 +227,10 @@ class Runner:
                 if outcome is not None and turn >= 0:
                     samples.append(GrowthSample(history.name, turn, outcome))
         return samples
+
+
+def _last_words(error: Exception) -> str:
+    """The last line that a child has written before it failed, or else the error."""
+    output: bytes = getattr(error, "stderr", None) or b""
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else str(error)

@@ -20,8 +20,10 @@ from .cells import (
 )
 from .figures import cpu_us, figure, goals, growth_ratio, ratio, wall_us
 from .growth import HISTORIES
+from .runtime_figures import runtime_goals
 
 if TYPE_CHECKING:
+    from .figures import Spread
     from .runner import Results
 
 Rows: TypeAlias = list[list[str]]
@@ -35,14 +37,18 @@ class Table(Struct, frozen=True):
     rows: Rows
 
 
-def _number(value: float | None, digits: int = 0) -> str:
+def number(value: float | None, digits: int = 0) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
+
+
+def spread(value: Spread | None, digits: int) -> str:
+    return "" if value is None else value.text(digits)
 
 
 def goal_table(results: Results) -> Table:
     rows = [
         [goal.aim, goal.limit, goal.found, "met" if goal.met else "missed"]
-        for goal in goals(results)
+        for goal in (*goals(results), *runtime_goals(results))
     ]
     return Table("Goals", ["goal", "aim", "measured", ""], rows)
 
@@ -58,12 +64,12 @@ def condition_table(results: Results, synchronous: Synchronous, disk: Disk) -> T
             rows.append(
                 [
                     contender,
-                    "batches" if contender == "raw" else _number(producers),
-                    _number(found.rate),
-                    _number(found.p50_ms, 2),
-                    _number(found.p99_ms, 2),
-                    _number(found.cpu_us, 1),
-                    _number(found.bytes_per_message),
+                    "batches" if contender == "raw" else number(producers),
+                    number(found.rate),
+                    number(found.p50_ms, 2),
+                    number(found.p99_ms, 2),
+                    number(found.cpu_us, 1),
+                    number(found.bytes_per_message),
                 ]
             )
     columns = ["", "producers", "messages/s", "p50 ms", "p99 ms", "CPU µs", "bytes"]
@@ -81,7 +87,7 @@ def ratio_table(results: Results) -> Table:
                 found = [ratio(results, other, condition) for other in others]
                 if any(value is not None for value in found):
                     name = f"{synchronous}, {disk}"
-                    rows.append([name, _number(producers), *(_number(value, 2) for value in found)])
+                    rows.append([name, number(producers), *(spread(value, 2) for value in found)])
     columns = ["", "producers", *(f"÷ {other}" for other in others)]
     return Table("The Writer's messages/s ÷ the others'", columns, rows)
 
@@ -95,10 +101,10 @@ def growth_table(results: Results) -> Table:
             rows.append(
                 [
                     history.name,
-                    _number(cpu[0], 1),
-                    _number(cpu[1], 2),
-                    _number(wall[0], 1),
-                    _number(wall[1], 2),
+                    number(cpu[0], 1),
+                    number(cpu[1], 2),
+                    number(wall[0], 1),
+                    number(wall[1], 2),
                 ]
             )
     columns = ["stored before", "CPU µs/append", "÷ at 10", "wall µs/append", "÷ at 10"]
@@ -115,7 +121,7 @@ def machine_table(results: Results) -> Table:
         ["SQLite", f"{machine.sqlite} (apsw {machine.apsw}); the alternatives use their Python's"],
         ["trio", machine.trio],
         *([f"one sync, {disk} disk", f"{us:,.0f} µs"] for disk, us in results.sync_us.items()),
-        ["rounds", f"{results.pace.rounds}, {results.pace.window_s} s each"],
+        ["rounds", f"{results.pace.rounds}, {results.pace.window_s} s each or longer"],
         ["message", f"{TEXT_BYTES} bytes"],
     ]
     versions = {
@@ -125,18 +131,3 @@ def machine_table(results: Results) -> Table:
     notes = {s.contender: s.outcome.note for s in results.samples if s.contender in ALTERNATIVES}
     rows.extend([f"connection of {name}", note] for name, note in notes.items())
     return Table("Machine", ["", ""], rows)
-
-
-def all_tables(results: Results) -> dict[str, Table]:
-    """Every table that has rows, by the name of its place in the documentation."""
-    tables = {
-        "machine": machine_table(results),
-        "full-native": condition_table(results, "FULL", "native"),
-        "full-slow": condition_table(results, "FULL", "1 ms"),
-        "normal-native": condition_table(results, "NORMAL", "native"),
-        "normal-slow": condition_table(results, "NORMAL", "1 ms"),
-        "ratios": ratio_table(results),
-        "growth": growth_table(results),
-        "goals": goal_table(results),
-    }
-    return {name: table for name, table in tables.items() if table.rows}

@@ -11,24 +11,32 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
 from .commands import (
+    AcceptInbound,
     AddUsage,
     AppendMessages,
     Compact,
+    EndTurn,
+    OpenTurn,
     PutChunk,
     Rewind,
     Rotate,
     SetPendingTitle,
     SetTitle,
     StageMessages,
+    StartTurn,
+    TakeInbound,
 )
 from .errors import InvalidContentError
-from .records import Draft, Message, Tokens, ToolCall
+from .records import Draft, Message, Tokens, ToolCall, TurnOutcome
 from .units import Guard, Unit, check_guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TEXT_BYTES_MAX = 1024 * 1024
 DETAILS_BYTES_MAX = 1024 * 1024
@@ -62,6 +70,8 @@ def check_unit(unit: Unit) -> int:
             if command.turn_id is not None:
                 _check_text("turn_id", command.turn_id, NAME_BYTES_MAX)
             size += _check_drafts("messages", command.messages)
+        elif (quick := _QUICK.get(type(command))) is not None:
+            size += quick(command)
         else:
             size += _check_command(command)
     return size
@@ -118,6 +128,67 @@ def _check_command(command: Any) -> int:
     except msgspec.ValidationError as error:
         _refuse(type(command).__name__, str(error), "give what the field's type says")
     return size + fields
+
+
+# The commands that every turn has, field by field: several times faster than the general check, and
+# whatever is not plain goes to that one.
+
+
+def _check_open_turn(command: OpenTurn) -> int:
+    _check_integer("at_ms", command.at_ms)
+    return _check_name("turn_id", command.turn_id) + _check_name("key", command.key)
+
+
+def _check_accept_inbound(command: AcceptInbound) -> int:
+    if command.body is not None or command.disposition not in ("started", "queued"):
+        return _check_command(command)
+    _check_integer("at_ms", command.at_ms)
+    return (
+        _check_name("source", command.source)
+        + _check_name("inbound_id", command.inbound_id)
+        + _check_name("key", command.key)
+        + _check_name("turn_id", command.turn_id)
+        + _check_name("digest", command.digest)
+    )
+
+
+def _check_start_turn(command: StartTurn) -> int:
+    _check_integer("attempt", command.attempt)
+    _check_integer("at_ms", command.at_ms)
+    check_session_id(command.session_id)
+    return _check_name("turn_id", command.turn_id) + _BASE_BYTES
+
+
+def _check_end_turn(command: EndTurn) -> int:
+    outcome = command.outcome
+    plain = type(outcome) is TurnOutcome and outcome.kind == "answered" and outcome.detail is None
+    if not plain or outcome.error is not None or outcome.cause is not None:
+        return _check_command(command)
+    _check_integer("attempt", command.attempt)
+    _check_integer("at_ms", command.at_ms)
+    size = _check_name("turn_id", command.turn_id)
+    return (
+        size if outcome.text is None else size + _check_text("text", outcome.text, TEXT_BYTES_MAX)
+    )
+
+
+def _check_take_inbound(command: TakeInbound) -> int:
+    return _check_name("source", command.source) + _check_name("inbound_id", command.inbound_id)
+
+
+def _check_name(field: str, text: Any) -> int:
+    if type(text) is str and len(text) <= NAME_BYTES_MAX and text.isascii():
+        return len(text)
+    return _check_text(field, text, NAME_BYTES_MAX)
+
+
+_QUICK: dict[type, Callable[[Any], int]] = {
+    OpenTurn: _check_open_turn,
+    AcceptInbound: _check_accept_inbound,
+    StartTurn: _check_start_turn,
+    EndTurn: _check_end_turn,
+    TakeInbound: _check_take_inbound,
+}
 
 
 def _check_drafts(field: str, drafts: tuple[Draft, ...], *, least: int = 1) -> int:

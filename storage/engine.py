@@ -94,6 +94,10 @@ class Reader(Protocol):
         """The row of the key's current session; `None` too when it has no row yet."""
         ...
 
+    def holder(self, session_id: SessionId) -> SessionKey | None:
+        """The key whose route names this session."""
+        ...
+
     def find_session(self, given: str) -> Session:
         """By id, unique id prefix or title, in this order; a title means the latest of its lineage.
 

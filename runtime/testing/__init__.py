@@ -2,7 +2,8 @@
 
 `Disk` records and fails the I/O of SQLite, `images` gives what a power loss may leave of it,
 `check_database` looks at any database file, `EngineConformance` is the suite that every engine
-passes, and `Model` says what the commands mean.
+passes, and `Model` says what the commands mean. `simulate` runs a program under a schedule that is
+data, and `explore` under all of them up to a number of preemptions.
 """
 
 from .conformance import EngineConformance
@@ -27,6 +28,15 @@ from .disk import (
 )
 from .invariants import Violation, check_database
 from .model import Model
+from .simulation import (
+    Exploration,
+    Run,
+    SimulationStuckError,
+    SimulationUnsupportedError,
+    explore,
+    schedules,
+    simulate,
+)
 
 __all__ = [
     "Created",
@@ -35,6 +45,7 @@ __all__ = [
     "Dropped",
     "EngineConformance",
     "Entry",
+    "Exploration",
     "Failure",
     "Fault",
     "Image",
@@ -44,10 +55,16 @@ __all__ = [
     "Marked",
     "Model",
     "Operation",
+    "Run",
+    "SimulationStuckError",
+    "SimulationUnsupportedError",
     "Synced",
     "Truncated",
     "Violation",
     "Written",
     "check_database",
+    "explore",
     "images",
+    "schedules",
+    "simulate",
 ]

@@ -7,55 +7,107 @@ nothing and leaves asyncio as it is.
 import logging
 from importlib.metadata import version
 
+from .actors.binding import CurrentSession, current_session
+from .actors.events import Event, Subscription
+from .actors.finalize import Finalized
 from .actors.intake import WriterSettings
+from .actors.limits import SessionSettings
+from .actors.line import RuntimeClosedError, SessionBusyError, SessionCrashedError
+from .actors.messages import Inbound
+from .actors.replies import Reply
 from .actors.tickets import Ticket
+from .actors.turn import Streaming, Turn
+from .actors.warm import InvalidAgentError, SessionInfo
 from .actors.writer import WriterRef, WriterStatistics, open_writer
+from .runtime.opening import RuntimeFailedError, open_runtime
+from .runtime.runtime import Runtime, RuntimeStatistics
+from .runtime.settings import Settings, SettingsError, load_settings
+from .runtime.submission import Submission
 from .runtime.system import SystemClock, SystemIds
 from .storage.engine import Engine, EngineSettings, Reader
 from .storage.errors import (
+    AmbiguousError,
     ConflictError,
     DatabaseHeldError,
     InvalidContentError,
+    MissingError,
     NoGainError,
     OnepenError,
+    OutcomeUnknownError,
     RouteConflictError,
+    SessionEndedError,
     SessionHeldError,
+    StaleError,
     StorageUnavailableError,
+    TitleTakenError,
 )
-from .storage.records import Draft, Message, Session
+from .storage.records import Draft, Message, Session, Tokens, ToolCall
+from .storage.records import TurnOutcome as Outcome
 from .storage.sqlite import open_sqlite
 from .storage.units import Durable, Guard, Receipt, Refused, Unit, Unknown
 
 __version__ = version("onepen")
 
 __all__ = [
+    "AmbiguousError",
     "ConflictError",
+    "CurrentSession",
     "DatabaseHeldError",
     "Draft",
     "Durable",
     "Engine",
     "EngineSettings",
+    "Event",
+    "Finalized",
     "Guard",
+    "Inbound",
+    "InvalidAgentError",
     "InvalidContentError",
     "Message",
+    "MissingError",
     "NoGainError",
     "OnepenError",
+    "Outcome",
+    "OutcomeUnknownError",
     "Reader",
     "Receipt",
     "Refused",
+    "Reply",
     "RouteConflictError",
+    "Runtime",
+    "RuntimeClosedError",
+    "RuntimeFailedError",
+    "RuntimeStatistics",
     "Session",
+    "SessionBusyError",
+    "SessionCrashedError",
+    "SessionEndedError",
     "SessionHeldError",
+    "SessionInfo",
+    "SessionSettings",
+    "Settings",
+    "SettingsError",
+    "StaleError",
     "StorageUnavailableError",
+    "Streaming",
+    "Submission",
+    "Subscription",
     "SystemClock",
     "SystemIds",
     "Ticket",
+    "TitleTakenError",
+    "Tokens",
+    "ToolCall",
+    "Turn",
     "Unit",
     "Unknown",
     "WriterRef",
     "WriterSettings",
     "WriterStatistics",
     "__version__",
+    "current_session",
+    "load_settings",
+    "open_runtime",
     "open_sqlite",
     "open_writer",
 ]

@@ -64,6 +64,7 @@ def _rotate(tx: Transaction, command: Rotate) -> None:
         tx.change(
             "UPDATE turns SET session = ? WHERE n = ? AND session = ?", (child.n, turn, parent.n)
         )
+        tx.forget_turns()
     tx.revise(child, command.at_ms)
     move_route(tx, command.key, command.child_id, command.replaces, command)
 

@@ -50,6 +50,7 @@ def _delete_session(tx: Transaction, command: DeleteSession) -> None:
             "CASE WHEN json_valid(outcome) THEN outcome ->> 'kind' ELSE 'failed' END) WHERE n = ?",
             (with_step(history, attempt, "ended", [outcome, ended_ms]), turn),
         )
+    tx.forget_turns()
     tx.change(f"UPDATE inbox SET body = NULL WHERE turn IN {turns}", n)
     tx.change(f"UPDATE dead_letters SET reason = '' WHERE turn IN {turns}", n)
     tx.change(

@@ -176,6 +176,7 @@ class SqliteEngine:
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self._move_epoch()
         self._transaction = Transaction(self._db)
+        self._data_version: Any = self._db.pragma("data_version")
         self._broken = False
         self._readers.resume()
 
@@ -254,6 +255,12 @@ class SqliteEngine:
         if not rows:
             raise StaleEpochError(self._epoch)
         tx.commit_seq = rows[0][0]
+        foreign: Any = db.pragma("data_version")
+        if foreign != self._data_version:
+            # Somebody else has committed into this file: what we remember may be wrong, and the
+            # guards must look at what is stored.
+            self._data_version = foreign
+            tx.forget()
 
     def commit(self) -> None:
         try:

@@ -129,7 +129,7 @@ _SELECT_EFFECT = (
 
 def _effect(tx: Transaction, command: BeginEffect | FinishEffect) -> tuple[Any, ...] | None:
     turn = tx.turn(command.turn_id)
-    return None if turn is None else tx.one(_SELECT_EFFECT, (turn, command.effect_key))
+    return None if turn is None else tx.one(_SELECT_EFFECT, (turn.n, command.effect_key))
 
 
 def _effect_begun(tx: Transaction, command: BeginEffect) -> bool:

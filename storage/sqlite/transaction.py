@@ -114,6 +114,45 @@ class SessionState:
         return Head(self.id, Seq(self.next_seq), self.revision)
 
 
+class TurnState:
+    """A turn as the batch sees it. `ran_in` is the session it ran in last."""
+
+    __slots__ = (
+        "attempt",
+        "ended_ms",
+        "history",
+        "key",
+        "n",
+        "opened_ms",
+        "outcome",
+        "ran_in",
+        "started_ms",
+        "state",
+    )
+
+    def __init__(self, row: tuple[Any, ...]) -> None:
+        self.n: int = row[0]
+        self.key: SessionKey = row[1]
+        self.opened_ms: int = row[2]
+        self.state: str = row[3]
+        self.attempt: int = row[4]
+        self.outcome: str | None = row[5]
+        self.history: str | None = row[6]
+        self.started_ms: int | None = row[7]
+        self.ended_ms: int | None = row[8]
+        self.ran_in: SessionId | None = row[9]
+
+
+_SELECT_TURN = (
+    "SELECT t.n, t.key, t.opened_ms, t.state, t.attempt, t.outcome, t.history, t.started_ms, "
+    "t.ended_ms, s.id FROM turns t LEFT JOIN sessions s ON s.n = t.session WHERE t.id = ?"
+)
+
+_SELECT_INBOX = (
+    "SELECT i.key, t.id, i.disposition, i.digest, i.accepted_ms FROM inbox i "
+    "JOIN turns t ON t.n = i.turn WHERE i.source = ? AND i.inbound_id = ?"
+)
+
 _SELECT_SESSION = """
 SELECT s.n, s.id, s.key, s.parent, s.end_kind, s.end_reason, s.deleted, s.hidden, s.title,
        s.title_origin, s.title_version, s.end_version, s.flags_version, s.details_version,
@@ -126,10 +165,12 @@ class Transaction:
     """The state of one batch, and the cache that outlives it."""
 
     def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
         self._cursor = db.cursor()
         self._routes: dict[SessionKey, RouteState] = {}
         self._sessions: dict[SessionId, SessionState] = {}
-        self._turns: dict[TurnId, int] = {}
+        self._turns: dict[TurnId, TurnState] = {}
+        self._absent: set[str | tuple[str, str]] = set()
         self._rows: list[tuple[SQLiteValue, ...]] = []
         self._dirty: dict[int, SessionState] = {}
         self._heads: dict[SessionId, SessionState] = {}
@@ -182,23 +223,36 @@ class Transaction:
             refuse("ended", session_id, stored="deleted")
         return state
 
-    def turn(self, turn_id: TurnId | None) -> int | None:
-        """The row number of a turn; `None` in, `None` out."""
-        if turn_id is None:
-            return None
-        n = self._turns.get(turn_id)
-        if n is None:
-            row = self.one("SELECT n FROM turns WHERE id = ?", (turn_id,))
+    def turn(self, turn_id: TurnId) -> TurnState | None:
+        """The turn; what a handler changes of it, it changes in both places."""
+        state = self._turns.get(turn_id)
+        if state is None and turn_id not in self._absent:
+            row = self.one(_SELECT_TURN, (turn_id,))
             if row is None:
+                self._absent.add(turn_id)
                 return None
-            n = self._turns[turn_id] = row[0]
-        return n
+            state = self._turns[turn_id] = TurnState(row)
+        return state
 
     def stored_turn(self, turn_id: TurnId) -> int:
-        n = self.turn(turn_id)
-        if n is None:
+        """The row number of a turn, which must be there."""
+        state = self.turn(turn_id)
+        if state is None:
             refuse("missing", f"turn {turn_id}")
-        return n
+        return state.n
+
+    def inbound(self, source: str, inbound_id: str) -> tuple[Any, ...] | None:
+        """An inbox row as it was accepted: key, turn id, disposition, digest, time."""
+        if (source, inbound_id) in self._absent:
+            return None
+        row = self.one(_SELECT_INBOX, (source, inbound_id))
+        if row is None:
+            self._absent.add((source, inbound_id))
+        return row
+
+    def inbound_is_here(self, source: str, inbound_id: str) -> None:
+        """A handler has stored it: the same unit may ask again."""
+        self._absent.discard((source, inbound_id))
 
     # Changing --------------------------------------------------------------------------------
 
@@ -241,8 +295,19 @@ class Transaction:
         assert session is not None
         return session
 
-    def remember_turn(self, turn_id: TurnId, n: int) -> None:
-        self._turns[turn_id] = n
+    def insert_turn(self, turn_id: TurnId, key: SessionKey, at_ms: int) -> None:
+        """A turn's row, queued."""
+        self.change(
+            "INSERT INTO turns (id, key, state, attempt, opened_ms) VALUES (?, ?, 'queued', 0, ?)",
+            (turn_id, key, at_ms),
+        )
+        n = self._db.last_insert_rowid()
+        row = (n, key, at_ms, "queued", 0, None, None, None, None, None)
+        self._turns[turn_id] = TurnState(row)
+
+    def forget_turns(self) -> None:
+        """SQL has changed turns behind the cache."""
+        self._turns.clear()
 
     # Values that are set: one row of `changes` each, so that a re-sent command is recognised -
 
@@ -264,6 +329,8 @@ class Transaction:
 
     def begin_unit(self) -> None:
         self._heads = {}
+        if self._absent:  # known for one unit: the next may have stored it
+            self._absent = set()
         if self._revised:
             self._revised = set()
 
@@ -318,6 +385,7 @@ class Transaction:
         self._routes.clear()
         self._sessions.clear()
         self._turns.clear()
+        self._absent.clear()
         self._rows.clear()
         self._dirty.clear()
         self._heads.clear()

@@ -27,7 +27,7 @@ from ..commands import (
 from ..records import Tokens
 from .handlers import Handler, Handlers
 from .rows import canonical, digest, to_json
-from .transaction import Transaction, refuse
+from .transaction import Transaction, TurnState, refuse
 
 if TYPE_CHECKING:
     from ..identity import TurnId
@@ -53,92 +53,87 @@ def _step(attempt: int, state: str, content: Any) -> str:
 
 # Turns -------------------------------------------------------------------------------------------
 
-_SELECT_TURN = (
-    "SELECT t.n, t.state, t.attempt, t.outcome, t.history, t.started_ms, t.ended_ms, s.id "
-    "FROM turns t LEFT JOIN sessions s ON s.n = t.session WHERE t.id = ?"
-)
 
-
-def _turn(tx: Transaction, turn_id: TurnId) -> tuple[Any, ...]:
-    row = tx.one(_SELECT_TURN, (turn_id,))
-    if row is None:
+def _turn(tx: Transaction, turn_id: TurnId) -> TurnState:
+    turn = tx.turn(turn_id)
+    if turn is None:
         refuse("missing", f"turn {turn_id}")
-    return row
+    return turn
 
 
 def _turn_opened(tx: Transaction, command: OpenTurn) -> bool:
-    row = tx.one("SELECT key, opened_ms FROM turns WHERE id = ?", (command.turn_id,))
-    return row == (command.key, command.at_ms)
+    turn = tx.turn(command.turn_id)
+    return turn is not None and (turn.key, turn.opened_ms) == (command.key, command.at_ms)
 
 
 def _open_turn(tx: Transaction, command: OpenTurn) -> None:
-    row = tx.one("SELECT key, opened_ms FROM turns WHERE id = ?", (command.turn_id,))
-    if row is not None:
-        given = [command.key, command.at_ms]
-        refuse("conflict", f"turn {command.turn_id}", stored=list(row), given=given)
-    tx.change(
-        "INSERT INTO turns (id, key, state, attempt, opened_ms) VALUES (?, ?, 'queued', 0, ?)",
-        (command.turn_id, command.key, command.at_ms),
-    )
+    turn = tx.turn(command.turn_id)
+    if turn is not None:
+        stored, given = [turn.key, turn.opened_ms], [command.key, command.at_ms]
+        refuse("conflict", f"turn {command.turn_id}", stored=stored, given=given)
+    tx.insert_turn(command.turn_id, command.key, command.at_ms)
 
 
 def _turn_started(tx: Transaction, command: StartTurn) -> bool:
-    row = tx.one(_SELECT_TURN, (command.turn_id,))
-    if row is None:
-        return False
-    _, _, attempt, _, _, started_ms, _, _ = row
+    turn = tx.turn(command.turn_id)
     # Attempts follow each other, so a later one proves this one. The session is not compared:
     # rotation moves a running turn to the child.
-    return attempt > command.attempt or (attempt, started_ms) == (command.attempt, command.at_ms)
+    return turn is not None and (
+        turn.attempt > command.attempt
+        or (turn.attempt, turn.started_ms) == (command.attempt, command.at_ms)
+    )
 
 
 def _start_turn(tx: Transaction, command: StartTurn) -> None:
-    n, state, attempt, outcome, history, _, ended_ms, ran_in = _turn(tx, command.turn_id)
+    turn = _turn(tx, command.turn_id)
     session = tx.stored_session(command.session_id)
-    if ran_in is not None:
-        tx.stored_session(ran_in)  # what a turn said and did went with its session: no way on
-    if command.attempt != attempt + 1:
-        refuse("stale", f"attempt of turn {command.turn_id}", stored=attempt, given=command.attempt)
-    if state == "waiting":
-        history = with_step(history, attempt, "waiting", None)
-    elif state == "ended":
-        history = with_step(history, attempt, "ended", [outcome, ended_ms])
+    if turn.ran_in is not None:
+        tx.stored_session(turn.ran_in)  # what it said and did went with its session: no way on
+    if command.attempt != turn.attempt + 1:
+        what = f"attempt of turn {command.turn_id}"
+        refuse("stale", what, stored=turn.attempt, given=command.attempt)
+    history = turn.history
+    if turn.state == "waiting":
+        history = with_step(history, turn.attempt, "waiting", None)
+    elif turn.state == "ended":
+        history = with_step(history, turn.attempt, "ended", [turn.outcome, turn.ended_ms])
     tx.change(
-        "UPDATE turns SET state = 'running', attempt = ?, session = ?, outcome = NULL, history = "
-        "?, "
-        "started_ms = ?, ended_ms = NULL WHERE n = ?",
-        (command.attempt, session.n, history, command.at_ms, n),
+        "UPDATE turns SET state = 'running', attempt = ?, session = ?, outcome = NULL, "
+        "history = ?, started_ms = ?, ended_ms = NULL WHERE n = ?",
+        (command.attempt, session.n, history, command.at_ms, turn.n),
     )
-    tx.remember_turn(command.turn_id, n)
+    turn.state, turn.attempt, turn.ran_in = "running", command.attempt, session.id
+    turn.outcome, turn.history, turn.started_ms = None, history, command.at_ms
+    turn.ended_ms = None
 
 
 def _turn_suspended(tx: Transaction, command: SuspendTurn) -> bool:
-    row = tx.one(_SELECT_TURN, (command.turn_id,))
-    if row is None:
+    turn = tx.turn(command.turn_id)
+    if turn is None:
         return False
-    _, state, attempt, _, history, _, _, _ = row
-    if (state, attempt) == ("waiting", command.attempt):
+    if (turn.state, turn.attempt) == ("waiting", command.attempt):
         return True
-    return remembers(history, command.attempt, "waiting", None)
+    return remembers(turn.history, command.attempt, "waiting", None)
 
 
 def _suspend_turn(tx: Transaction, command: SuspendTurn) -> None:
-    n, state, attempt, *_ = _turn(tx, command.turn_id)
-    if (state, attempt) != ("running", command.attempt):
-        refuse("stale", f"turn {command.turn_id}", stored=[state, attempt], given=command.attempt)
-    tx.change("UPDATE turns SET state = 'waiting' WHERE n = ?", (n,))
+    turn = _turn(tx, command.turn_id)
+    if (turn.state, turn.attempt) != ("running", command.attempt):
+        stored = [turn.state, turn.attempt]
+        refuse("stale", f"turn {command.turn_id}", stored=stored, given=command.attempt)
+    tx.change("UPDATE turns SET state = 'waiting' WHERE n = ?", (turn.n,))
+    turn.state = "waiting"
 
 
 def _turn_ended(tx: Transaction, command: EndTurn) -> bool:
-    row = tx.one(_SELECT_TURN, (command.turn_id,))
-    if row is None:
+    turn = tx.turn(command.turn_id)
+    if turn is None or (turn.state != "ended" and turn.history is None):
         return False
-    _, state, attempt, outcome, history, _, ended_ms, _ = row
     given = _outcome_json(command)
-    now = (state, attempt, outcome, ended_ms)
+    now = (turn.state, turn.attempt, turn.outcome, turn.ended_ms)
     if now == ("ended", command.attempt, given, command.at_ms):
         return True
-    return remembers(history, command.attempt, "ended", [given, command.at_ms])
+    return remembers(turn.history, command.attempt, "ended", [given, command.at_ms])
 
 
 def _outcome_json(command: EndTurn) -> str:
@@ -146,26 +141,26 @@ def _outcome_json(command: EndTurn) -> str:
 
 
 def _end_turn(tx: Transaction, command: EndTurn) -> None:
-    n, state, attempt, outcome, history, _, _, _ = _turn(tx, command.turn_id)
-    if attempt != command.attempt:
-        refuse("stale", f"turn {command.turn_id}", stored=[state, attempt], given=command.attempt)
-    if state == "ended":
-        given = _outcome_json(command)
-        refuse("conflict", f"outcome of turn {command.turn_id}", stored=outcome, given=given)
-    if state == "waiting":
-        history = with_step(history, attempt, "waiting", None)
+    turn = _turn(tx, command.turn_id)
+    given = _outcome_json(command)
+    if turn.attempt != command.attempt:
+        stored = [turn.state, turn.attempt]
+        refuse("stale", f"turn {command.turn_id}", stored=stored, given=command.attempt)
+    if turn.state == "ended":
+        what = f"outcome of turn {command.turn_id}"
+        refuse("conflict", what, stored=turn.outcome, given=given)
+    history = turn.history
+    if turn.state == "waiting":
+        history = with_step(history, turn.attempt, "waiting", None)
     tx.change(
         "UPDATE turns SET state = 'ended', outcome = ?, history = ?, ended_ms = ? WHERE n = ?",
-        (_outcome_json(command), history, command.at_ms, n),
+        (given, history, command.at_ms, turn.n),
     )
+    turn.state, turn.outcome, turn.history = "ended", given, history
+    turn.ended_ms = command.at_ms
 
 
 # The inbox ---------------------------------------------------------------------------------------
-
-_SELECT_INBOX = (
-    "SELECT i.key, t.id, i.disposition, i.digest, i.accepted_ms FROM inbox i "
-    "JOIN turns t ON t.n = i.turn WHERE i.source = ? AND i.inbound_id = ?"
-)
 
 
 def _as_accepted(command: AcceptInbound) -> tuple[Any, ...]:
@@ -173,20 +168,21 @@ def _as_accepted(command: AcceptInbound) -> tuple[Any, ...]:
 
 
 def _inbound_accepted(tx: Transaction, command: AcceptInbound) -> bool:
-    row = tx.one(_SELECT_INBOX, (command.source, command.inbound_id))
+    row = tx.inbound(command.source, command.inbound_id)
     if row is not None:
         return row == _as_accepted(command)
     # No row, and its turn is over: the row was pruned. Accepting it again would never be taken.
-    return tx.one("SELECT state FROM turns WHERE id = ?", (command.turn_id,)) == ("ended",)
+    turn = tx.turn(command.turn_id)
+    return turn is not None and turn.state == "ended"
 
 
 def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
-    row = tx.one(_SELECT_INBOX, (command.source, command.inbound_id))
+    row = tx.inbound(command.source, command.inbound_id)
     if row is not None:
         what = f"inbound {command.source}/{command.inbound_id}"
         refuse("conflict", what, stored=list(row), given=list(_as_accepted(command)))
-    turn = tx.stored_turn(command.turn_id)
-    if tx.one("SELECT key FROM turns WHERE n = ?", (turn,)) != (command.key,):
+    turn = _turn(tx, command.turn_id)
+    if turn.key != command.key:
         refuse("invalid", "key", given=f"turn {command.turn_id} is of another key")
     body = None if command.body is None else to_json(command.body)
     tx.change(
@@ -196,13 +192,14 @@ def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
             command.source,
             command.inbound_id,
             command.key,
-            turn,
+            turn.n,
             command.disposition,
             command.digest,
             command.at_ms,
             body,
         ),
     )
+    tx.inbound_is_here(command.source, command.inbound_id)
 
 
 def _inbound_taken(tx: Transaction, command: TakeInbound) -> bool:
@@ -250,7 +247,7 @@ def _dead_letter(tx: Transaction, turn_id: TurnId) -> tuple[Any, ...] | None:
     turn = tx.turn(turn_id)
     if turn is None:
         return None
-    return tx.one("SELECT tries, state FROM dead_letters WHERE turn = ?", (turn,))
+    return tx.one("SELECT tries, state FROM dead_letters WHERE turn = ?", (turn.n,))
 
 
 def _set_aside_applied(tx: Transaction, command: SetAside) -> bool:

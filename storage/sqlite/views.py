@@ -143,6 +143,10 @@ class SqliteReader(TranscriptViews, WorkViews):
         sql = "{session} JOIN routes r ON r.session_id = s.id WHERE r.key = ?"
         return next(iter(self._sessions(sql, (key,))), None)
 
+    def holder(self, session_id: SessionId) -> SessionKey | None:
+        row = self._one("SELECT key FROM routes WHERE session_id = ?", (session_id,))
+        return None if row is None else row[0]
+
     def _sessions(self, sql: str, parameters: tuple[SQLiteValue, ...]) -> list[Session]:
         """Sessions by a query that selects `{session}`."""
         try:

@@ -80,6 +80,10 @@ class ModelReader:
         route = self._state.keys.get(key)
         return None if route is None or route.session_id is None else self.session(route.session_id)
 
+    def holder(self, session_id: SessionId) -> SessionKey | None:
+        routes = self._state.keys.items()
+        return next((key for key, route in routes if route.session_id == session_id), None)
+
     def find_session(self, given: str) -> Session:
         ids = self._with_prefix(given)
         unique = self.session(ids[0]) if len(ids) == 1 else None

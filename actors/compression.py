@@ -1,0 +1,160 @@
+"""Shortening a transcript: what a summary covers, what is carried, and the brake.
+
+Keeps: the running turn and everything behind the summary's watermark is carried; no cut goes
+between a tool call and its result (contract A10); messages that come while a summary is being
+written stand behind it (B9); a compression that would gain nothing is refused and counted, durably,
+and after a few in a row it is not even tried, unless a person forces it (B11).
+
+The summary is written in the caller's own task, where it may be interrupted; the move itself is the
+scribe's, where it can't.
+"""
+
+from __future__ import annotations
+
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from ..storage.commands import CountUselessCompressions
+from ..storage.edge import check_draft
+from ..storage.errors import InvalidContentError, NoGainError
+from ..storage.records import Draft, Message
+from ..storage.units import Refused
+from .exchanges import safe_cut
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ..storage.identity import SessionId, TurnId, Uid
+    from .scribe import Scribe
+
+Summarise: TypeAlias = "str | Callable[[tuple[Message, ...]], Awaitable[str] | str]"
+
+
+class _Cut(NamedTuple):
+    covered: list[Message]
+    carried: list[Message]
+
+
+class Compression(NamedTuple):
+    """What somebody asked for."""
+
+    summary: Summarise
+    upto: Uid | None = None
+    force: bool = False
+    turn_id: TurnId | None = None
+
+
+def _turn_start(scribe: Scribe, turn_id: TurnId | None) -> int:
+    page = scribe.page
+    return len(page.messages) if turn_id is None else page.tail_of(turn_id)
+
+
+async def _summary(scribe: Scribe, asked: Compression, useless_max: int) -> tuple[Draft, Uid]:
+    """Write the summary; with it, the uid of the last message that it saw."""
+    page = scribe.page
+    if scribe.route.useless_compressions >= useless_max and not asked.force:
+        raise NoGainError(
+            page.session_id,
+            f"{scribe.route.useless_compressions} compressions in a row gained nothing",
+            "not tried again",
+        )
+    end = _turn_start(scribe, asked.turn_id)
+    if asked.upto is not None:
+        end = min(end, page.index_of(asked.upto) + 1)
+    history = tuple(page.messages[: safe_cut(page.messages, end)])
+    if not history:
+        raise NoGainError(page.session_id, "nothing to summarise", "nothing")
+    text: Any = asked.summary
+    if not isinstance(text, str):
+        text = text(history)
+        if isawaitable(text):
+            text = await text
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidContentError(
+            "summary", "it is empty or not text", hint="give the text that stands for the history"
+        )
+    draft = Draft(uid=scribe.fresh_uid(), role="system", text=text, created_ms=scribe.now())
+    check_draft(draft)
+    return draft, history[-1].uid
+
+
+def _cut(scribe: Scribe, watermark: Uid, turn_id: TurnId | None) -> _Cut:
+    """Where the transcript, as it is now, is cut: at the watermark, or a little before it."""
+    messages = scribe.page.messages
+    end = scribe.page.index_of(watermark) + 1
+    cut = safe_cut(messages, min(end, _turn_start(scribe, turn_id)))
+    if cut == 0:
+        raise NoGainError(scribe.page.session_id, "nothing to summarise", "nothing")
+    return _Cut(messages[:cut], messages[cut:])
+
+
+async def rotate(scribe: Scribe, asked: Compression, useless_max: int) -> SessionId:
+    """Move the key to a child; returns its id, once that is durable."""
+    summary, watermark = await _summary(scribe, asked, useless_max)
+    await scribe.room()
+    cut = _cut(scribe, watermark, asked.turn_id)
+    child_id = scribe.fresh_session_id()
+    return await move(scribe, child_id, (summary,), cut.carried, asked)
+
+
+async def move(
+    scribe: Scribe,
+    child_id: SessionId,
+    summary: tuple[Draft, ...],
+    carried: Sequence[Message],
+    asked: Compression,
+) -> SessionId:
+    """Post the rotation, with no checkpoint before it, and wait for its receipt."""
+    session_id = scribe.page.session_id
+    ticket = scribe.rotate(
+        child_id, summary, carried, turn_id=asked.turn_id, force=asked.force, after=_reset(scribe)
+    )
+    receipt = await scribe.receipt_of(ticket)
+    if isinstance(receipt, Refused):
+        await _count_useless(scribe, receipt)
+        error = receipt.error()
+        if isinstance(error, NoGainError):
+            error.session_id = session_id
+        raise error
+    return child_id
+
+
+async def compact(scribe: Scribe, asked: Compression, useless_max: int) -> SessionId:
+    """Shorten the transcript in place; returns the session's id, which stays."""
+    summary, watermark = await _summary(scribe, asked, useless_max)
+    await scribe.room()
+    cut = _cut(scribe, watermark, asked.turn_id)
+    session_id = scribe.page.session_id
+    ticket = scribe.compact(
+        summary, cut.covered, turn_id=asked.turn_id, force=asked.force, after=_reset(scribe)
+    )
+    receipt = await scribe.receipt_of(ticket)
+    if isinstance(receipt, Refused):
+        await _count_useless(scribe, receipt)
+        raise receipt.error()
+    return session_id
+
+
+def _counting(scribe: Scribe, count: int) -> CountUselessCompressions:
+    return CountUselessCompressions(
+        key=scribe.key,
+        count=count,
+        replaces=scribe.route.compression_version,
+        at_ms=scribe.now(),
+    )
+
+
+def _reset(scribe: Scribe) -> tuple[CountUselessCompressions, ...]:
+    """A compression that gains something lets go of the brake, in its own unit."""
+    return (_counting(scribe, 0),) if scribe.route.useless_compressions else ()
+
+
+async def _count_useless(scribe: Scribe, refused: Refused) -> None:
+    """The brake is durable before anybody hears of the refusal, so that a restart keeps it."""
+    if refused.reason != "no_gain":
+        return
+    await scribe.room()
+    count = scribe.route.useless_compressions + 1
+    ticket = scribe.note((_counting(scribe, count),))
+    scribe.counted_useless(count)
+    await scribe.receipt_of(ticket)

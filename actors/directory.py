@@ -1,0 +1,363 @@
+"""The Directory: which actor serves which key. It starts sessions, tends them and evicts them.
+
+| a caller does             | what happens                                            |
+| ------------------------- | ------------------------------------------------------- |
+| `await ask(key, message)` | the key's actor answers; it is started if there is none |
+| `interrupt(key, …)`       | at once, past every queue                               |
+| `await take_over(…)`      | one key's session goes to another, in one transaction   |
+| `await shut_down(…)`      | every live session is finalized                         |
+
+Keeps:
+- One actor per key: a stampede starts one, and what comes meanwhile waits in its mailbox.
+- A message that meets an actor that is just leaving is sent again, not refused.
+- A session that crashes is rebuilt from storage and nobody else notices; one that keeps crashing is
+  left alone for a while, with a typed error for whoever asks, and takes nobody along.
+- Live actors are bounded by count, by the bytes of their transcripts and by idle time; only an idle
+  one is evicted, and it costs no memory afterwards.
+- Actors start from a clean context: nothing of the turn that caused the start is inherited.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final, overload
+
+import trio
+from msgspec import Struct
+
+from ..storage.errors import OnepenError, StaleIncarnationError, StorageError
+from ..storage.identity import Incarnation
+from . import moves, operations
+from .line import (
+    Line,
+    Operate,
+    RuntimeClosedError,
+    SessionBusyError,
+    SessionCrashedError,
+    Submit,
+)
+from .mailbox import MailboxClosedError, MailboxFullError
+from .policy import Backoff, Crashes, Intensity
+from .session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..storage.identity import SessionId, SessionKey, TurnId
+    from .events import Position, Subscription
+    from .line import Accepted, Surroundings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_HOUSEKEEPING_S = 1.0
+
+
+class DirectoryStatistics(Struct, frozen=True, kw_only=True):
+    """A look at the live sessions."""
+
+    live: int
+    live_max: int
+    running: int
+    waiting: int
+    bytes_live: int
+
+
+@final
+class _Entry:
+    """A key that is served."""
+
+    __slots__ = ("crashes", "gone", "idle_since_s", "line", "resting_until_s", "session")
+
+    def __init__(self, line: Line, now_s: float) -> None:
+        self.line = line
+        self.session: Session | None = None
+        self.gone = trio.Event()
+        self.idle_since_s: float = now_s
+        self.crashes: Crashes | None = None
+        self.resting_until_s = 0.0
+
+
+@final
+class Directory:
+    """Key → Session. One for a runtime; runs in the runtime's nursery."""
+
+    def __init__(self, surroundings: Surroundings, nursery: trio.Nursery) -> None:
+        self._surroundings = surroundings._replace(on_idle=self._on_idle)
+        self._settings = surroundings.settings
+        self._nursery = nursery
+        # From the one that was used longest ago to the one used last.
+        self._entries: OrderedDict[SessionKey, _Entry] = OrderedDict()
+        self._resting: dict[SessionKey, float] = {}
+        self._claimed: dict[SessionKey, trio.Event] = {}
+        self._taking_over = trio.Lock()
+        self._incarnations = 0
+        self._closed: str | None = None
+
+    # Asking ------------------------------------------------------------------------------------
+
+    @overload
+    async def ask(self, key: SessionKey, source: str, message: Submit) -> Accepted: ...
+    @overload
+    async def ask(self, key: SessionKey, source: str, message: Operate[T]) -> T: ...
+    async def ask(self, key: SessionKey, source: str, message: Submit | Operate[Any]) -> Any:
+        """The answer of the key's actor, which is started if there is none.
+
+        Raises what the actor raises, `SessionBusyError`, `SessionCrashedError` and
+        `RuntimeClosedError`. Cancelling takes nothing back.
+        """
+        while True:
+            entry = self._entries.get(key) or self._start(key, source)
+            if entry.line.mailbox.closed:
+                await entry.gone.wait()
+                continue
+            self._entries.move_to_end(key)
+            try:
+                return await entry.line.mailbox.ask(message)
+            except MailboxClosedError:
+                continue  # it was leaving, and had not read the message
+            except MailboxFullError as error:
+                raise SessionBusyError(key, 1.0, why=str(error.message)) from error
+
+    def interrupt(self, key: SessionKey, cause: str, turn_id: TurnId | None = None) -> bool:
+        """Stop the key's running turn; past every queue. True if there was one."""
+        entry = self._entries.get(key)
+        return (
+            entry is not None
+            and entry.session is not None
+            and entry.session.interrupt(cause, turn_id)
+        )
+
+    async def subscribe(
+        self, key: SessionKey, source: str, turn_id: TurnId | None, after: Position | None
+    ) -> Subscription:
+        """Follow a key's events; it is served for as long as somebody does."""
+        while True:
+            entry = self._entries.get(key) or self._start(key, source)
+            if not entry.line.mailbox.closed:
+                break
+            await entry.gone.wait()
+        return entry.line.stream.subscribe(turn_id, after)
+
+    # Starting ----------------------------------------------------------------------------------
+
+    def _start(self, key: SessionKey, source: str) -> _Entry:
+        self._check_open()
+        resting = self._resting.get(key)
+        if resting is not None:
+            left_s = resting - trio.current_time()
+            if left_s > 0:
+                raise SessionBusyError(key, left_s, why="its actor keeps crashing")
+            del self._resting[key]
+        self._make_room(key)
+        entry = _Entry(Line(key, source, self._settings), trio.current_time())
+        self._entries[key] = entry
+        self._surroundings.context.run(self._nursery.start_soon, self._serve, entry)
+        return entry
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise RuntimeClosedError(self._closed)
+
+    def _make_room(self, key: SessionKey) -> None:
+        """At the limit, the session that was idle longest leaves; if none is idle, we are full."""
+        if len(self._entries) < self._settings.live_actors_max:
+            return
+        if not self._evict_oldest():
+            why = f"{len(self._entries)} sessions are live and none of them is idle"
+            raise SessionBusyError(key, 1.0, why=why)
+
+    def _next_incarnation(self) -> Incarnation:
+        self._incarnations += 1
+        return Incarnation((self._surroundings.writer.epoch << 32) + self._incarnations)
+
+    # Serving: the supervision of one key -------------------------------------------------------
+
+    async def _serve(self, entry: _Entry) -> None:
+        """Sessions for one key, one after the other, until one ends as it should."""
+        line, crash = entry.line, None
+        try:
+            while True:
+                session = Session(line, self._next_incarnation(), self._surroundings, crash)
+                entry.session = session
+                try:
+                    await session.run()
+                except Exception as error:
+                    crash = cast("Exception", sole_cause(error))
+                    entry.session = None
+                    if not await self._survives(entry, crash):
+                        return
+                else:
+                    crash = None
+                    if line.mailbox.closed:
+                        self._leave(line, MailboxClosedError("the actor has left"))
+                        return
+                    # It rests, so that another key can take its session; the next actor begins
+                    # behind that.
+                    while line.key in self._claimed:
+                        await self._claimed[line.key].wait()
+        except trio.Cancelled:
+            self._leave(line, RuntimeClosedError("the runtime has ended"))
+            raise
+        finally:
+            entry.session = None
+            self._entries.pop(line.key, None)
+            entry.gone.set()
+
+    async def _survives(self, entry: _Entry, crash: Exception) -> bool:
+        """After a crash: wait a little, and go on, unless it was one too many."""
+        line, settings = entry.line, self._settings
+        self._surroundings.counters.crashes += 1
+        if isinstance(crash, StaleIncarnationError | StorageError):
+            # A predecessor, or no storage: another actor would fare no better just now.
+            logger.error("the session actor of %s ends: %s", line.key, crash)
+            self._leave(line, crash)
+            return False
+        logger.error("the session actor of %s crashed", line.key, exc_info=crash)
+        line.mailbox.fail_unanswered(SessionCrashedError(line.key, crash))
+        if entry.crashes is None:
+            entry.crashes = Crashes(
+                Intensity(restarts_max=settings.crashes_max, period_s=settings.crash_period_s)
+            )
+        now = trio.current_time()
+        exceeded = entry.crashes.note(now)
+        backoff = Backoff(first_s=settings.crash_backoff_s, max_s=settings.crash_backoff_max_s)
+        if exceeded:
+            self._resting[line.key] = now + settings.crash_period_s
+            self._leave(line, SessionCrashedError(line.key, crash))
+            return False
+        await trio.sleep(backoff.wait_s(entry.crashes.count(now)))
+        return True
+
+    def _leave(self, line: Line, error: OnepenError) -> None:
+        """Nobody serves this line any more: whoever waits on it is told."""
+        line.mailbox.end(error)
+        if isinstance(error, MailboxClosedError):
+            error = RuntimeClosedError("the session was closed before the turn ended")
+        for turn_id in list(line.replies):
+            line.fail_reply(turn_id, error)
+        line.stream.end()
+
+    # Evicting ----------------------------------------------------------------------------------
+
+    def _on_idle(self, key: SessionKey) -> None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.idle_since_s = trio.current_time()
+
+    def _evict_oldest(self) -> bool:
+        return any(self._evict(entry) for entry in self._entries.values())
+
+    def evict_idle(self) -> int:
+        """Let every idle session go now; how many did."""
+        return sum(self._evict(entry) for entry in list(self._entries.values()))
+
+    def _evict(self, entry: _Entry) -> bool:
+        """Let an idle session go: its mailbox closes, it reads nothing more, and it is gone."""
+        session = entry.session
+        if session is None or entry.line.mailbox.closed or not session.idle:
+            return False
+        entry.line.mailbox.close()
+        self._surroundings.counters.evicted += 1
+        return True
+
+    async def keep_house(self) -> None:
+        """Evict what was idle for too long or is too much, and report agents that don't stop."""
+        while True:
+            await trio.sleep(min(_HOUSEKEEPING_S, self._settings.idle_evict_s / 2))
+            self.tidy()
+
+    def tidy(self) -> None:
+        """One round of housekeeping."""
+        now, settings = trio.current_time(), self._settings
+        size = 0
+        for entry in list(self._entries.values()):
+            session = entry.session
+            if session is None:
+                continue
+            if session.turn is not None:
+                if session.turn.report_if_stuck(session.key, now, settings.interrupt_grace_s):
+                    self._surroundings.counters.agents_stuck += 1
+            elif now - entry.idle_since_s >= settings.idle_evict_s and self._evict(entry):
+                continue
+            size += session.size_bytes
+        for entry in list(self._entries.values()):
+            if size <= settings.live_bytes_max:
+                break
+            if entry.session is not None and self._evict(entry):
+                size -= entry.session.size_bytes
+        for key, until_s in list(self._resting.items()):
+            if until_s <= now:
+                del self._resting[key]
+
+    def spawn(self, function: Any, *arguments: Any) -> None:
+        """A task beside the sessions, in a clean context."""
+        self._surroundings.context.run(self._nursery.start_soon, function, *arguments)
+
+    # Two keys ----------------------------------------------------------------------------------
+
+    async def take_over(
+        self, key: SessionKey, source: str, session_id: SessionId, holder: SessionKey
+    ) -> SessionId:
+        """The session goes from its holder to this key; the holder gets a fresh one.
+
+        One at a time in the whole runtime: two keys that take from each other must not wait for
+        each other.
+        """
+        async with self._taking_over:
+            released = self._claimed[holder] = trio.Event()
+            entry = self._entries.get(holder)
+            try:
+                held = await self._surroundings.writer.read(lambda r: r.holder(session_id))
+                if entry is not None and held == holder and not entry.line.mailbox.closed:
+                    # Its turn is stopped and stored; what waits there stays with the key.
+                    await entry.line.mailbox.ask(operations.rest())
+                take = moves.TakeOver(holder, self._next_incarnation())
+                return await self.ask(key, source, moves.switch(session_id, take))
+            finally:
+                del self._claimed[holder]
+                released.set()
+
+    # The end -----------------------------------------------------------------------------------
+
+    async def shut_down(self, reason: str) -> None:
+        """Finalize every live session, all at once. Whoever calls this sets the deadline."""
+        self._closed = f"the runtime is closed: {reason}"
+        async with trio.open_nursery() as nursery:
+            for entry in list(self._entries.values()):
+                nursery.start_soon(self._suspend, entry, reason)
+
+    async def _suspend(self, entry: _Entry, reason: str) -> None:
+        if not entry.line.mailbox.closed:
+            try:
+                await entry.line.mailbox.ask(operations.suspend(reason))
+            except OnepenError as error:
+                logger.error("%s could not be finalized: %s", entry.line.key, error)
+            entry.line.mailbox.close()
+        await entry.gone.wait()
+
+    # Looking -----------------------------------------------------------------------------------
+
+    def sessions(self) -> Iterator[Session]:
+        return (e.session for e in self._entries.values() if e.session is not None)
+
+    def statistics(self) -> DirectoryStatistics:
+        sessions = list(self.sessions())
+        return DirectoryStatistics(
+            live=len(self._entries),
+            live_max=self._settings.live_actors_max,
+            running=sum(session.turn is not None for session in sessions),
+            waiting=sum(len(session.waiting) for session in sessions),
+            bytes_live=sum(session.size_bytes for session in sessions),
+        )
+
+
+def sole_cause(error: BaseException) -> BaseException:
+    """What a nursery has wrapped, if it is one thing."""
+    causes: Any = getattr(error, "exceptions", ())
+    while len(causes) == 1:
+        error = causes[0]
+        causes = getattr(error, "exceptions", ())
+    return error

@@ -1,0 +1,204 @@
+"""What a session tells those who follow it: events, numbered per key, and their subscribers.
+
+| event               | when                                                                    |
+| ------------------- | ----------------------------------------------------------------------- |
+| `turn.queued`       | the message is durable and waits                                        |
+| `turn.started`      | the turn's first rows are durable; the agent is called now              |
+| `message.delta`     | a piece of a message that is being written: provisional                 |
+| `message.committed` | the message is durable; carries its session id and seq                  |
+| `message.withdrawn` | something that was announced did not become durable                     |
+| `rotated`           | the key has a new session; `compacted`: the same one, shortened         |
+| `turn.ended`        | the turn's outcome is durable                                           |
+| `gap`               | events before this one are gone; read the transcript                    |
+| `dropped`           | this subscriber was too slow and gets nothing more                      |
+
+Keeps: numbers of one incarnation are 1, 2, 3, …; a window of the last events is kept, bounded, so
+that `after=` resumes without gap or repeat inside it; a slow subscriber never slows the turn. Only
+deltas are provisional; everything else is told after the commit that makes it true.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal, TypeAlias, final
+
+import trio
+from msgspec import Struct
+
+from ..storage.identity import Incarnation, Seq, SessionId, SessionKey, TurnId, Uid
+from ..storage.records import Message, TurnOutcome
+
+EventKind: TypeAlias = Literal[
+    "turn.queued",
+    "turn.started",
+    "message.delta",
+    "message.committed",
+    "message.withdrawn",
+    "rotated",
+    "compacted",
+    "turn.ended",
+    "gap",
+    "dropped",
+]
+Position: TypeAlias = tuple[int, int]
+_IDLE_EVENTS_KEPT = 64
+
+
+class Event(Struct, frozen=True, kw_only=True, gc=False):
+    """Something that happened to a key. `position` is what `after=` takes."""
+
+    kind: EventKind
+    key: SessionKey
+    position: tuple[Incarnation, int]
+    session_id: SessionId | None = None
+    turn_id: TurnId | None = None
+    seq: Seq | None = None
+    uid: Uid | None = None
+    text: str | None = None
+    message: Message | None = None
+    outcome: TurnOutcome | None = None
+
+    @property
+    def provisional(self) -> bool:
+        """Whether it may still turn out not to be stored."""
+        return self.kind == "message.delta"
+
+
+@final
+class Subscription(trio.abc.ReceiveChannel[Event]):
+    """Events for one subscriber, from when it subscribed (or from `after`) on."""
+
+    def __init__(self, stream: Stream, turn_id: TurnId | None, size_max: int) -> None:
+        self._stream = stream
+        self._turn_id = turn_id
+        self._size_max = size_max
+        self._events: deque[Event] = deque()
+        self._lot = trio.lowlevel.ParkingLot()
+        self._ended = False
+
+    def offer(self, event: Event) -> None:
+        """For the stream: one more event."""
+        if self._ended or (
+            self._turn_id is not None and event.turn_id not in (self._turn_id, None)
+        ):
+            return
+        if len(self._events) >= self._size_max:
+            event = Event(kind="dropped", key=event.key, position=event.position)
+        self._events.append(event)
+        if event.kind == "dropped" or (event.kind == "turn.ended" and self._turn_id is not None):
+            self._ended = True
+            self._stream.unsubscribe(self)
+        self._lot.unpark_all()
+
+    def end(self) -> None:
+        """Nothing comes any more; what is there can still be read."""
+        self._ended = True
+        self._lot.unpark_all()
+
+    async def receive(self) -> Event:
+        """The next event. Raises `trio.EndOfChannel` behind the last one."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._events:
+            if self._ended:
+                raise trio.EndOfChannel
+            await self._lot.park()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return self._events.popleft()
+
+    async def aclose(self) -> None:
+        self._stream.unsubscribe(self)
+        self.end()
+        await trio.lowlevel.checkpoint()
+
+
+@final
+class Stream:
+    """The events of one key. Outlives the actor's incarnations."""
+
+    __slots__ = ("_events", "_incarnation", "_key", "_number", "_subscriptions", "_window_max")
+
+    def __init__(self, key: SessionKey, window_max: int) -> None:
+        self._key = key
+        self._window_max = window_max
+        self._incarnation: Incarnation | None = None
+        self._number = 0
+        self._events: deque[Event] | None = None
+        self._subscriptions: list[Subscription] = []
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._subscriptions)
+
+    def begin(self, incarnation: Incarnation) -> None:
+        """A new actor: its events are numbered from 1."""
+        self._incarnation, self._number = incarnation, 0
+        self._events = None
+
+    def publish(
+        self,
+        kind: EventKind,
+        *,
+        session_id: SessionId | None = None,
+        turn_id: TurnId | None = None,
+        text: str | None = None,
+        uid: Uid | None = None,
+        message: Message | None = None,
+        outcome: TurnOutcome | None = None,
+    ) -> None:
+        assert self._incarnation is not None
+        self._number += 1
+        event = Event(
+            kind=kind,
+            key=self._key,
+            position=(self._incarnation, self._number),
+            session_id=message.session_id if message is not None else session_id,
+            turn_id=message.turn_id if message is not None else turn_id,
+            seq=message.seq if message is not None else None,
+            uid=message.uid if message is not None else uid,
+            text=text,
+            message=message,
+            outcome=outcome,
+        )
+        if self._events is None:
+            self._events = deque(maxlen=self._window_max)
+        self._events.append(event)
+        for subscription in list(self._subscriptions):
+            subscription.offer(event)
+
+    def subscribe(self, turn_id: TurnId | None, after: Position | None) -> Subscription:
+        """Everything after `after`, as far as it is kept, then what comes.
+
+        Without `after`, a turn's own events from its beginning, or a key's from now on.
+        """
+        kept = self._events or ()
+        first = kept[0].position[1] if kept else self._number + 1
+        replayed = list(kept)
+        if after is None:
+            replayed = replayed if turn_id is not None else []
+        elif after[0] == self._incarnation and after[1] >= first - 1:
+            replayed = [event for event in kept if event.position[1] > after[1]]
+        else:
+            position = (self._incarnation or Incarnation(0), first - 1)
+            replayed.insert(0, Event(kind="gap", key=self._key, position=position))
+        # What is replayed must not count as slowness.
+        subscription = Subscription(self, turn_id, self._window_max + len(replayed))
+        self._subscriptions.append(subscription)
+        for event in replayed:
+            subscription.offer(event)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def rest(self) -> None:
+        """The session is idle: keep only a few events, unless somebody listens."""
+        if self._events is not None and len(self._events) > _IDLE_EVENTS_KEPT and not self.watched:
+            kept = list(self._events)[-_IDLE_EVENTS_KEPT:]
+            self._events = deque(kept, maxlen=self._window_max)
+
+    def end(self) -> None:
+        """The runtime ends: every subscriber reads to its end."""
+        for subscription in list(self._subscriptions):
+            subscription.end()
+        self._subscriptions.clear()

@@ -1,0 +1,175 @@
+"""A key's line: what of a key outlives, in memory, the actors that serve it one after the other.
+
+The mailbox, so that a crash loses no message that was not read; the stream of events, so that a
+subscriber is not cut off; and the promises of replies, which the next actor keeps if this one
+can't. Also what all session actors share (`Surroundings`), and what the mailbox carries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
+
+from ..storage.errors import OnepenError
+from .events import Stream
+from .mailbox import Answer, Mailbox
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextvars import Context
+
+    from ..storage import records
+    from ..storage.identity import Clock, Ids, SessionKey, TurnId
+    from ..storage.records import Disposition
+    from .hooks import Hooks
+    from .limits import SessionSettings
+    from .messages import Inbound
+    from .replies import Reply
+    from .session import Session
+    from .slots import Slots
+    from .tickets import Ticket
+    from .warm import AgentSource
+    from .writer import WriterRef
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SessionBusyError(OnepenError):
+    """The session can't take this just now."""
+
+    hint = "wait, then send it again"
+
+    def __init__(self, key: str, retry_after_s: float, *, why: str) -> None:
+        super().__init__(f"{key}: {why}; try again in {retry_after_s:g} s")
+        self.key = key
+        self.retry_after_s = retry_after_s
+
+
+class SessionCrashedError(OnepenError):
+    """The session's actor died while it had this in hand; what is stored stays stored."""
+
+    hint = "send it again, with the same inbound id if it has one"
+
+    def __init__(self, key: str, cause: BaseException) -> None:
+        super().__init__(f"the actor of {key} crashed: {type(cause).__name__}: {cause}")
+        self.key = key
+
+
+class RuntimeClosedError(OnepenError):
+    """The runtime is shutting down, or gone."""
+
+    hint = "send it to the next one: nothing of it was stored"
+
+
+class Submit(NamedTuple):
+    """An inbound message for the session."""
+
+    inbound: Inbound
+    inbound_id: str
+    source: str
+    digest: str
+    busy: str = "queue"
+
+
+class Operate(NamedTuple, Generic[T_co]):
+    """Something to be done to the session when no turn is in the way."""
+
+    name: str
+    run: Callable[[Session], Awaitable[T_co]]
+    interrupts: bool
+
+
+class Waiting(NamedTuple):
+    """An accepted message whose turn has not started, or has to go on."""
+
+    turn_id: TurnId
+    source: str
+    inbound_id: str
+    body: records.Inbound
+    ticket: Ticket | None = None
+    attempt: int = 1
+    stored: bool = False  # found in storage, by an actor that was started later
+
+
+class Accepted(NamedTuple):
+    """What a session did with an inbound message; `durable` says when that is on disk."""
+
+    turn_id: TurnId
+    disposition: Disposition
+    position: int
+    durable: Callable[[], Awaitable[object]]
+    reply: Answer[Reply]
+
+
+@final
+class Counters:
+    """What has happened in this runtime since it was opened."""
+
+    __slots__ = (
+        "activated",
+        "agents_stuck",
+        "compactions",
+        "crashes",
+        "evicted",
+        "reloads",
+        "report_rows_dropped",
+        "rotations",
+        "turns_ended",
+        "turns_queued",
+        "turns_recovered",
+        "turns_started",
+    )
+
+    def __init__(self) -> None:
+        self.activated = self.evicted = self.crashes = self.reloads = 0
+        self.turns_started = self.turns_ended = self.turns_queued = self.turns_recovered = 0
+        self.rotations = self.compactions = self.report_rows_dropped = self.agents_stuck = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Surroundings(NamedTuple):
+    """What every session actor is given."""
+
+    writer: WriterRef
+    clock: Clock
+    ids: Ids
+    settings: SessionSettings
+    hooks: Hooks
+    agents: AgentSource
+    slots: Slots
+    counters: Counters
+    context: Context
+    on_idle: Callable[[SessionKey], None]
+
+
+@final
+class Line:
+    """One key, whoever serves it."""
+
+    __slots__ = ("key", "mailbox", "replies", "source", "stream")
+
+    def __init__(self, key: SessionKey, source: str, settings: SessionSettings) -> None:
+        self.key = key
+        self.source = source
+        self.mailbox: Mailbox[Submit | Operate[Any]] = Mailbox(settings.mailbox_size_max)
+        self.stream = Stream(key, settings.stream_window_events_max)
+        self.replies: dict[TurnId, Answer[Reply]] = {}
+
+    def reply_of(self, turn_id: TurnId) -> Answer[Reply]:
+        """The promise of a turn's reply; the same one for as long as it is open."""
+        answer = self.replies.get(turn_id)
+        if answer is None:
+            answer = self.replies[turn_id] = Answer()
+        return answer
+
+    def give_reply(self, reply: Reply) -> None:
+        answer = self.replies.pop(reply.turn_id, None)
+        if answer is not None:
+            answer.give(reply)
+
+    def fail_reply(self, turn_id: TurnId, error: Exception) -> None:
+        answer = self.replies.pop(turn_id, None)
+        if answer is not None:
+            answer.fail(error)

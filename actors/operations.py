@@ -1,0 +1,239 @@
+"""What can be done to a session from outside, each as one unit, when no turn is in the way.
+
+| operation                                                  | the running turn               |
+| ---------------------------------------------------------- | ------------------------------ |
+| `rotate`, `compact`, `branch`, `open_session`, `set_title` | is waited for                  |
+| `switch`, `reset`, `rewind`, `restore`, `close`, `reopen`  | is interrupted and stored first |
+
+Keeps: a key's session changes only by a committed route write (contract B5); memory follows behind
+the receipt, never before it. Everything that sets a value reads the version it replaces when it is
+its turn: nobody else writes this key meanwhile, and if somebody does, the unit is refused as stale.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..storage.commands import (
+    ReopenSession,
+    Restore,
+    Rewind,
+)
+from ..storage.errors import (
+    MissingError,
+    SessionEndedError,
+)
+from ..storage.identity import Seq, SessionId, TurnId
+from ..storage.records import TurnOutcome
+from ..storage.units import Guard
+from . import compression, recovery
+from .exchanges import closing_results, open_calls
+from .finalize import Finalized, finalize
+from .line import Operate
+from .titles import give_title
+
+if TYPE_CHECKING:
+    from ..storage.commands import AnyCommand
+    from ..storage.identity import Uid
+    from ..storage.records import TitleOrigin
+    from .compression import Compression
+    from .session import Session
+
+
+def _own(session: Session, session_id: SessionId | None = None) -> Guard:
+    scribe = session.scribe
+    return Guard(key=scribe.key, incarnation=scribe.incarnation, session_id=session_id)
+
+
+# Shortening and going back -------------------------------------------------------------------
+
+
+def rotate(asked: Compression) -> Operate[SessionId]:
+    async def run(session: Session) -> SessionId:
+        useless_max = session.settings.useless_compressions_max
+        _check_open(session)
+        child_id = await compression.rotate(session.scribe, asked, useless_max)
+        _seen(session)
+        return child_id
+
+    return Operate("rotate", run, interrupts=False)
+
+
+def compact(asked: Compression) -> Operate[SessionId]:
+    async def run(session: Session) -> SessionId:
+        useless_max = session.settings.useless_compressions_max
+        _check_open(session)
+        session_id = await compression.compact(session.scribe, asked, useless_max)
+        session.surroundings.counters.compactions += 1
+        session.line.stream.publish("compacted", session_id=session_id)
+        _seen(session)
+        return session_id
+
+    return Operate("compact", run, interrupts=False)
+
+
+def _seen(session: Session) -> None:
+    """Our own change is no reason to rebuild the agent."""
+    page = session.scribe.page
+    session.slot.seen(page.session_id, page.revision)
+
+
+def _check_open(session: Session) -> None:
+    page = session.scribe.page
+    if not page.stored:
+        raise MissingError(f"a stored session of {session.key}")
+    if page.end_kind == "boundary":
+        raise SessionEndedError(page.session_id, "closed")
+
+
+def rewind(to: Uid | None, turns: int) -> Operate[int]:
+    """Everything from a message on becomes inactive; without one, the last turns."""
+
+    async def run(session: Session) -> int:
+        scribe = session.scribe
+        _check_open(session)
+        page = scribe.page
+        index = session.scribe.page.index_of(to) if to is not None else _turns_back(session, turns)
+        kept = page.messages[:index]
+        calls = open_calls(kept)
+        target = page.messages[index]
+        to_seq = target.covers[1] if target.covers else target.seq
+        now = scribe.now()
+        command = Rewind(
+            session_id=page.session_id,
+            to_seq=Seq(to_seq),
+            replaces=page.revision,
+            at_ms=now,
+            closing=closing_results(
+                calls.values(), "the conversation was rewound", scribe.fresh_uid, now
+            ),
+        )
+        await session.scribe.commit(
+            (*_reopening(session), command), (_own(session, page.session_id),)
+        )
+        count = len(page.messages) - index
+        await _follow_transcript(session)
+        return count
+
+    return Operate("rewind", run, interrupts=True)
+
+
+def _reopening(session: Session) -> tuple[AnyCommand, ...]:
+    """A suspended session is opened by whoever changes it."""
+    page = session.scribe.page
+    if page.end_kind != "suspension":
+        return ()
+    return (
+        ReopenSession(
+            session_id=page.session_id, replaces=page.end_version, at_ms=session.scribe.now()
+        ),
+    )
+
+
+def _turns_back(session: Session, turns: int) -> int:
+    """Where the last turns begin."""
+    messages = session.scribe.page.messages
+    index, seen = len(messages), set[TurnId | None]()
+    while index:
+        turn_id = messages[index - 1].turn_id
+        if turn_id not in seen and (turn_id is None or len(seen) == turns):
+            break
+        seen.add(turn_id)
+        index -= 1
+    if index == len(messages):
+        raise MissingError(f"a turn of {session.key} that could be rewound")
+    return index
+
+
+async def _follow_transcript(session: Session) -> None:
+    await session.scribe.reload()
+    _seen(session)
+
+
+def restore() -> Operate[SessionId]:
+    """Undo the last rewind, if nothing came after it."""
+
+    async def run(session: Session) -> SessionId:
+        scribe = session.scribe
+        _check_open(session)
+        page = scribe.page
+        command = Restore(session_id=page.session_id, replaces=page.revision, at_ms=scribe.now())
+        await session.scribe.commit(
+            (*_reopening(session), command), (_own(session, page.session_id),)
+        )
+        await _follow_transcript(session)
+        return page.session_id
+
+    return Operate("restore", run, interrupts=True)
+
+
+def set_title(title: str, origin: TitleOrigin) -> Operate[bool]:
+    """Give the session a title; false if a person's title stands against an automatic one."""
+
+    async def run(session: Session) -> bool:
+        return await give_title(session.scribe, title, origin)
+
+    return Operate("set_title", run, interrupts=False)
+
+
+# Ends ----------------------------------------------------------------------------------------
+
+
+def close(reason: str) -> Operate[Finalized]:
+    """Finalize the session behind a boundary: contract I."""
+
+    async def run(session: Session) -> Finalized:
+        return await finalize(session, reason, "boundary")
+
+    return Operate("close", run, interrupts=True)
+
+
+def suspend(reason: str) -> Operate[Finalized]:
+    """Finalize the session as a shutdown does; nothing is started after it."""
+
+    async def run(session: Session) -> Finalized:
+        session.stopping = True
+        return await finalize(session, reason, "suspension")
+
+    return Operate("shutdown", run, interrupts=True)
+
+
+def rest() -> Operate[None]:
+    """Let the running turn be stored, and do nothing: whoever asked takes the key over."""
+
+    async def run(session: Session) -> None:
+        session.stopping = True
+        await session.scribe.wait_settled()
+        session.line.mailbox.pause()
+
+    return Operate("take_over", run, interrupts=True)
+
+
+def reopen() -> Operate[SessionId]:
+    """The current session, if it has ended, is open again."""
+
+    async def run(session: Session) -> SessionId:
+        scribe = session.scribe
+        page = scribe.page
+        row = await session.scribe.read(lambda reader: reader.session(page.session_id))
+        if row is not None and row.end_kind is not None:
+            command = ReopenSession(session_id=row.id, replaces=row.end_version, at_ms=scribe.now())
+            await session.scribe.commit((command,), (_own(session),))
+            await _follow_transcript(session)
+        return page.session_id
+
+    return Operate("reopen", run, interrupts=True)
+
+
+def drop_waiting(turn_id: TurnId, cause: str) -> Operate[bool]:
+    """A message that still waits is taken back: its turn ends as interrupted."""
+
+    async def run(session: Session) -> bool:
+        waiting = next((w for w in session.waiting if w.turn_id == turn_id), None)
+        if waiting is None:
+            return session.interrupt(cause, turn_id)
+        session.waiting.remove(waiting)
+        await recovery.end_waiting(session, waiting, TurnOutcome(kind="interrupted", cause=cause))
+        return True
+
+    return Operate("interrupt", run, interrupts=False)

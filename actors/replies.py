@@ -1,0 +1,83 @@
+"""What a submitter gets: the reply of a turn, and the one text that follows from an outcome.
+
+Keeps: exactly one text for every outcome, looked at in this order: non-blank text, failed,
+interrupted, partial, silent, empty (contract F). `None` is never printed as text, and a storage
+failure never advises a reset.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from ..storage.identity import SessionId, TurnId
+from ..storage.records import Message, Tokens, TurnOutcome
+
+_ERROR_LENGTH_MAX = 300
+_PARTIAL_ERROR_LENGTH_MAX = 200
+_LONG_HISTORY = 50
+_CONTEXT_TOO_LONG = re.compile(
+    r"context length|context window|too large|too long|too many tokens|maximum context|payload",
+    re.IGNORECASE,
+)
+_BARE_400 = re.compile(r"\b400\b")
+
+
+class Reply(Struct, frozen=True, kw_only=True):
+    """The end of a turn. It leaves only behind the commit that stored it."""
+
+    text: str
+    outcome: TurnOutcome
+    turn_id: TurnId
+    session_id: SessionId
+    messages: tuple[Message, ...] = ()
+    usage: Tokens = Tokens()
+    persisted: bool = True
+    durable: bool = True
+
+
+def reply_text(outcome: TurnOutcome, *, history_length: int = 0, model_calls: int = 0) -> str:
+    """The text that a user sees for an outcome."""
+    if outcome.text and outcome.text.strip():
+        return outcome.text
+    error = (outcome.error or "").strip()
+    match outcome.kind:
+        case "failed":
+            return _failed(outcome, error, history_length)
+        case "interrupted":
+            return _interrupted(outcome)
+        case "partial":
+            what = error[:_PARTIAL_ERROR_LENGTH_MAX] or "no reason was given"
+            return f"The answer is not complete: {what}"
+        case "silent":
+            return ""
+        case "answered":
+            calls = (outcome.detail or {}).get("api_calls") or model_calls
+            if calls:
+                return "The work was done, but no answer came back. Ask again if you expected one."
+            return "The message was not processed. Please send it again."
+
+
+def _failed(outcome: TurnOutcome, error: str, history_length: int) -> str:
+    bare = _BARE_400.search(error) is not None and history_length > _LONG_HISTORY
+    if outcome.cause != "storage" and (bare or _CONTEXT_TOO_LONG.search(error)):
+        return (
+            "The conversation no longer fits into the model's context window. "
+            "Use /compact to shorten it."
+        )
+    what = error[:_ERROR_LENGTH_MAX] or "no reason was given"
+    if outcome.cause == "storage":
+        return f"The message could not be processed: {what}. Please try again later."
+    return f"The message could not be processed: {what}\nTry again, or use /reset to start over."
+
+
+def _interrupted(outcome: TurnOutcome) -> str:
+    if outcome.cause in ("crash", "shutdown"):
+        return "The work on your message was cut off. Please send it again."
+    return ""
+
+
+def storable(text: str) -> str:
+    """An error's text, whatever it holds: short enough, and without what no text can hold."""
+    return text[:4000].encode(errors="replace").decode()

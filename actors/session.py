@@ -1,0 +1,453 @@
+"""A session actor: one per key, it owns the transcript, the warm agent and the turns of its key.
+
+| message   | effect                                                  | answered | durable      |
+| --------- | ------------------------------------------------------- | -------- | ------------ |
+| `Submit`  | idle: accept, start and user row in one unit; or queued | at once  | as it says   |
+| `Operate` | done when no turn is in the way; some interrupt it      | when done | when answered |
+| (a slot)  | the next waiting message starts its turn                |          |              |
+
+Keeps:
+- One thing at a time: a turn, or an operation. Operations go before waiting messages.
+- A turn's agent runs under a cancel scope; writes belong to the actor, so an interrupt never loses
+  or tears one.
+- Durability is waited for only at the gates: before the agent is first called, before a rotation
+  takes hold, before a reply is released.
+- A refused unit cuts the tail there: the actor reloads, and the turn is stored as failed at the
+  true base. A unit of a predecessor (`stale_incarnation`) ends the actor at once.
+
+Never asks another actor. Everything that involves two goes through the Directory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import trio
+
+from ..storage.commands import AcceptInbound, OpenTurn, TakeInbound
+from ..storage.errors import InvariantError, OnepenError
+from ..storage.identity import TurnId
+from ..storage.units import Durable, Refused
+from . import recovery, turning
+from .binding import Binding
+from .exchanges import closing_results, open_calls
+from .line import Accepted, Operate, SessionBusyError, SessionCrashedError, Submit, Waiting
+from .mailbox import Answer, MailboxClosedError, run_actor
+from .messages import user_draft
+from .scribe import Scribe, ScribeEvents
+from .turn import Turn
+from .turning import RunningTurn
+from .warm import AgentSlot, SessionInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..storage.commands import AnyCommand
+    from ..storage.identity import Incarnation
+    from ..storage.records import Draft, Message
+    from ..storage.units import Receipt
+    from .line import Line, Surroundings
+    from .page import Page
+
+logger = logging.getLogger(__name__)
+
+_RESTARTS_OF_A_UNIT_MAX = 8
+
+
+class _Operation(NamedTuple):
+    operate: Operate[Any]
+    answer: Answer[object] | None
+
+
+@final
+class Session(ScribeEvents):
+    """The actor. `line` outlives it."""
+
+    def __init__(
+        self,
+        line: Line,
+        incarnation: Incarnation,
+        surroundings: Surroundings,
+        crash: BaseException | None = None,
+    ) -> None:
+        self.line = line
+        self.surroundings = surroundings
+        self.settings = surroundings.settings
+        self.hooks = surroundings.hooks
+        self.slot = AgentSlot(surroundings.agents)
+        self.scribe = Scribe(
+            line.key,
+            line.source,
+            incarnation,
+            surroundings.writer,
+            surroundings.clock,
+            surroundings.ids,
+            surroundings.settings,
+            self,
+        )
+        self.binding: Binding
+        self.crash = crash  # why this one was started in another's place
+        self.turn: RunningTurn | None = None
+        self.waiting: deque[Waiting] = deque()
+        self.stopping = False
+        self._ready = False
+        self._operations: deque[_Operation] = deque()
+        self._working = False
+        self._slot: str = "none"  # none, asked, held
+        self._nursery: trio.Nursery
+
+    # The loop ----------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        return self.line.key
+
+    async def run(self) -> None:
+        """Until the mailbox is closed and read, or something goes wrong."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await run_actor(self, self.line.mailbox, self._gone)
+            nursery.cancel_scope.cancel()
+
+    def _gone(self) -> Exception:
+        """What is said to those whom this actor did not answer."""
+        if self.stopping:
+            return MailboxClosedError("the actor has left")
+        return SessionCrashedError(self.key, RuntimeError("the actor ended"))
+
+    async def on_start(self) -> None:
+        loaded = await self.scribe.open()
+        self.binding = Binding(self.line.key, self.scribe.page.session_id)
+        self.line.stream.begin(self.scribe.incarnation)
+        self.surroundings.counters.activated += 1
+        await recovery.recover(self, loaded)
+        self._ready = True
+        self._go_on()
+
+    async def on_message(
+        self, message: Submit | Operate[Any], answer: Answer[object] | None
+    ) -> None:
+        if self.stopping:
+            return  # answered when the actor is gone: then the Directory sends it again
+        try:
+            if isinstance(message, Submit):
+                # Room first: between it and posting there is no checkpoint.
+                await self.scribe.writer.room()
+                accepted = self._accept(message)
+                if answer is not None:
+                    answer.give(accepted)
+            else:
+                self._operate(_Operation(message, answer))
+        except OnepenError as error:
+            if answer is None or isinstance(error, InvariantError):
+                raise
+            answer.fail(error)
+
+    async def on_stop(self) -> None:
+        if self._slot == "held":
+            self.surroundings.slots.give_back()
+        elif self._slot == "asked":
+            self.surroundings.slots.withdraw(self.line.source, self._on_slot)
+        self._slot = "none"
+        if self.turn is not None:
+            self.turn.give_slot_back(self)
+        with trio.CancelScope(shield=True):
+            await self.slot.close()
+
+    def spawn(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """A task of this actor, in a context that belongs to no turn."""
+        self.surroundings.context.run(self._nursery.start_soon, function, *arguments)
+
+    # Inbound messages --------------------------------------------------------------------------
+
+    def _accept(self, submit: Submit) -> Accepted:
+        now, turn_id = self.scribe.now(), TurnId(self.surroundings.ids.fresh())
+        body = submit.inbound.body()
+        start = self._may_start() and self.surroundings.slots.take()
+        accept = AcceptInbound(
+            source=submit.source,
+            inbound_id=submit.inbound_id,
+            key=self.line.key,
+            turn_id=turn_id,
+            disposition="started" if start else "queued",
+            digest=submit.digest,
+            at_ms=now,
+            body=None if start else body,
+        )
+        opened = (OpenTurn(turn_id=turn_id, key=self.line.key, at_ms=now), accept)
+        reply = self.line.reply_of(turn_id)
+        waiting = Waiting(turn_id, submit.source, submit.inbound_id, body)
+        try:
+            if start:
+                running = self._start(waiting, opened)
+                return Accepted(turn_id, "started", 0, running.accepted.wait, reply)
+            position = self._queue(waiting, opened)
+        except BaseException:
+            if start and self.turn is None:
+                self.surroundings.slots.give_back()
+            self.line.replies.pop(turn_id, None)
+            raise
+        return Accepted(turn_id, "queued", position, self.waiting[-1].ticket.durable, reply)  # type: ignore[union-attr]
+
+    def _may_start(self) -> bool:
+        return (
+            not self._working
+            and not self._operations
+            and not self.waiting
+            and not self.stopping
+            and self.scribe.broken is None
+        )
+
+    def _queue(self, waiting: Waiting, opened: tuple[AnyCommand, ...]) -> int:
+        if len(self.waiting) >= self.settings.waiting_per_key_max:
+            why = f"{len(self.waiting)} messages are waiting already"
+            raise SessionBusyError(self.key, 1.0, why=why)
+        ticket = self.scribe.note(opened)
+        self.waiting.append(waiting._replace(ticket=ticket))
+        self.surroundings.counters.turns_queued += 1
+        self._go_on()
+        return len(self.waiting)
+
+    # Starting turns ----------------------------------------------------------------------------
+
+    def _start(self, waiting: Waiting, before: tuple[AnyCommand, ...]) -> RunningTurn:
+        """Post a turn's first unit, with a slot in hand; with no checkpoint before it."""
+        running = RunningTurn(waiting, self._user_rows(waiting), before)
+        self._post_start(running)
+        self.turn = running
+        self._working = True
+        self.spawn(self._work)
+        return running
+
+    def _user_rows(self, waiting: Waiting) -> tuple[Draft, ...]:
+        if waiting.attempt > 1:
+            # Its message is in the transcript already; what its last attempt left open is not.
+            calls = open_calls(m for m in self.scribe.page.messages if m.turn_id == waiting.turn_id)
+            why = "the process died before there was one"
+            now = self.scribe.now()
+            return closing_results(calls.values(), why, self.scribe.fresh_uid, now)
+        return (user_draft(waiting.body, self.scribe.fresh_uid(), self.scribe.now()),)
+
+    def _post_start(self, running: RunningTurn) -> None:
+        waiting = running.waiting
+        page = self.scribe.page
+        if not page.stored and page.user is None:
+            page.user = waiting.body.user
+
+        def received(receipt: Receipt) -> None:
+            # The submitter is told here, without a detour through the turn's task.
+            if isinstance(receipt, Durable):
+                running.accepted.give(None)
+            elif isinstance(receipt, Refused) and receipt.reason != "stale_revision":
+                running.accepted.fail(receipt.error())
+
+        running.ticket, running.created = self.scribe.start(
+            running.drafts, running.before, waiting.turn_id, waiting.attempt, received
+        )
+        running.session_id = self.scribe.page.session_id
+        running.revision = self.scribe.page.revision - bool(running.drafts)
+        if self.scribe.page.session_id != self.binding.session_id:
+            self.binding = Binding(self.line.key, self.scribe.page.session_id)
+        running.turn = Turn(
+            self.scribe,
+            self.line.stream,
+            self.binding,
+            waiting.turn_id,
+            waiting.attempt,
+            (waiting.body,),
+            self.settings.useless_compressions_max,
+        )
+
+    async def pass_first_gate(self, running: RunningTurn) -> bool:
+        """Until the turn's first rows are durable; false if they were refused for good."""
+        for _ in range(_RESTARTS_OF_A_UNIT_MAX):
+            reply = self.line.reply_of(running.waiting.turn_id)
+            receipt = await self.scribe.receipt_of(running.ticket, running.accepted, reply)
+            if isinstance(receipt, Durable):
+                return True
+            await self.reload()
+            if receipt.reason == "stale_revision":
+                # Somebody else wrote to this session: its agent is rebuilt, and the turn begins
+                # again on what is stored.
+                await self.scribe.room()
+                self._post_start(running)
+                continue
+            error = receipt.error()
+            running.accepted.fail(error)
+            self.line.fail_reply(running.waiting.turn_id, error)
+            await recovery.drop_queued(self, running.waiting, error)
+            return False
+        raise InvariantError(f"the first unit of a turn of {self.key} is refused again and again")
+
+    # Working -----------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """See to it that what is there to do is done."""
+        if self._working:
+            return
+        if self._operations or self._slot == "held":
+            self._working = True
+            self.spawn(self._work)
+        elif self.waiting and not self.stopping and self._slot == "none":
+            self._slot = "asked"
+            self.surroundings.slots.ask(self.line.source, self._on_slot)
+
+    def _on_slot(self) -> None:
+        self._slot = "held"
+        self._go_on()
+
+    async def _work(self) -> None:
+        """Turns and operations, one at a time, until there is nothing to do."""
+        while True:
+            if self.turn is not None:
+                await turning.run_turn(self, self.turn)
+                self.turn = None
+            elif self._operations:
+                await self._run_operation(self._operations.popleft())
+            elif self._slot == "held":
+                if self.stopping or not await self._start_next():
+                    self._slot = "none"
+                    self.surroundings.slots.give_back()
+            else:
+                break
+        # No checkpoint since the last look.
+        self._working = False
+        if self.waiting and not self.stopping:
+            self._go_on()
+        else:
+            self.line.stream.rest()
+            self.surroundings.on_idle(self.line.key)
+
+    async def _start_next(self) -> bool:
+        """The next waiting message gets its turn; false if there is none after all."""
+        if self.scribe.broken is not None:
+            await self.reload()
+        while self.waiting:
+            ticket = self.waiting[0].ticket
+            if ticket is not None:
+                reply = self.line.reply_of(self.waiting[0].turn_id)
+                receipt = await self.scribe.receipt_of(ticket, reply)
+                if isinstance(receipt, Refused):
+                    self.line.fail_reply(self.waiting.popleft().turn_id, receipt.error())
+                    continue
+            await self.scribe.room()
+            if not self.waiting or self._operations:
+                break
+            waiting = self.waiting.popleft()
+            take = TakeInbound(source=waiting.source, inbound_id=waiting.inbound_id)
+            before = (take,) if waiting.attempt == 1 else ()
+            running = RunningTurn(waiting, self._user_rows(waiting), before)
+            self._post_start(running)
+            self.turn, self._slot = running, "none"  # the slot is the turn's now
+            return True
+        return False
+
+    def _operate(self, operation: _Operation) -> None:
+        self._operations.append(operation)
+        if operation.operate.interrupts:
+            self.interrupt(operation.operate.name)
+        self._go_on()
+
+    async def _run_operation(self, operation: _Operation) -> None:
+        answer = operation.answer
+        try:
+            if self.scribe.broken is not None:
+                await self.reload()
+            result = await operation.operate.run(self)
+        except OnepenError as error:
+            if answer is None or isinstance(error, InvariantError):
+                raise
+            answer.fail(error)
+        else:
+            if answer is not None:
+                answer.give(result)
+
+    # What may come at any time -------------------------------------------------------------------
+
+    def interrupt(self, cause: str, turn_id: TurnId | None = None) -> bool:
+        """Stop the running turn; true if there was one (of this id)."""
+        running = self.turn
+        if running is None or turn_id not in (None, running.waiting.turn_id):
+            return False
+        return running.interrupt(self, cause)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost by forgetting this actor."""
+        return (
+            self._ready
+            and not self._working
+            and self._slot == "none"
+            and not self.waiting
+            and not self._operations
+            and not len(self.line.mailbox)
+            and self.scribe.settled
+            and not self.line.stream.watched
+            and not (not self.scribe.page.stored and self.scribe.page.model is not None)
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the transcript in memory; nothing before it is loaded."""
+        return self.scribe.page.size_bytes if self._ready else 0
+
+    def info(self) -> SessionInfo:
+        page = self.scribe.page
+        return SessionInfo(self.line.key, self.line.source, page.user, page.session_id)
+
+    async def reload(self) -> None:
+        """Look at what is stored; memory follows."""
+        broken = self.scribe.broken
+        await self.scribe.reload()
+        self.surroundings.counters.reloads += 1
+        if broken is not None and broken.reason == "broken_chain":
+            self.slot.distrust()  # somebody wrote in the middle of a turn
+        self.follow_page()
+        self.slot.compare(self.scribe.page.session_id, self.scribe.page.revision)
+
+    def follow_page(self) -> None:
+        """The binding of what runs names the session that the scribe writes to."""
+        session_id = self.scribe.page.session_id
+        if self.turn is None and session_id != self.binding.session_id:
+            # What an earlier turn has left running stays with that turn's session.
+            self.binding = Binding(self.line.key, session_id)
+        self.binding.session_id = session_id
+
+    # From the scribe: on the loop's own stack ----------------------------------------------------
+
+    def on_committed(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self.line.stream.publish("message.committed", message=message)
+
+    def on_broken(self, refused: Refused, messages: Sequence[Message]) -> None:
+        logger.error("a unit of %s was refused: %s (%s)", self.key, refused.reason, refused.what)
+        for message in messages:
+            self.line.stream.publish("message.withdrawn", message=message)
+        if refused.reason == "stale_incarnation":
+            self._nursery.start_soon(self._stop_as_predecessor, refused)
+        elif self.turn is not None:
+            self.turn.interrupt(self, "refused")
+
+    async def _stop_as_predecessor(self, refused: Refused) -> None:
+        raise refused.error()
+
+    def on_moved(self, page: Page) -> None:
+        parent_id = self.binding.session_id
+        self.binding.session_id = page.session_id  # of tasks from before it, too: contract C2
+        self.surroundings.counters.rotations += 1
+        self.line.stream.publish(
+            "rotated", session_id=page.session_id, turn_id=self._turn_id, text=parent_id
+        )
+        if self.hooks.has("on_rotation"):
+            self.spawn(self._tell_rotation, parent_id, page.session_id)
+
+    @property
+    def _turn_id(self) -> TurnId | None:
+        return None if self.turn is None else self.turn.waiting.turn_id
+
+    async def _tell_rotation(self, parent_id: str, child_id: str) -> None:
+        await self.hooks.call(
+            "on_rotation", key=self.line.key, parent_id=parent_id, child_id=child_id
+        )

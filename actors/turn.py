@@ -1,0 +1,385 @@
+"""A turn, as the agent that answers it sees it.
+
+| an agent does                 | what happens                              | durable           |
+| ----------------------------- | ----------------------------------------- | ----------------- |
+| `await turn.append(…)`        | posted at once, in order                  | by the next gate  |
+| `await turn.say(text)`        | the same, as an interim message           | by the next gate  |
+| `async with turn.streaming()` | pieces are shown, one message is posted   | by the next gate  |
+| `await turn.rotate(…)`        | the conversation moves to a child session | on return         |
+| `await turn.compact(…)`       | the transcript is shortened in place      | on return         |
+| `turn.usage(…)`               | counted with the turn's next unit         | with it           |
+
+Keeps: what an agent appends stands in the order in which it was appended, except that an interim
+message waits behind the results of tool calls that are open; a call that the agent leaves open gets
+a stored result that says so (contract A10). The same message handed over again is not stored again;
+identity is the uid (A3). Nothing here writes: the scribe of the session does.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, final
+
+import msgspec
+import trio
+
+from ..storage.commands import AddUsage
+from ..storage.edge import check_draft, check_unit
+from ..storage.errors import InvalidContentError
+from ..storage.records import Draft, Tokens
+from ..storage.units import Unit
+from . import compression
+from .compression import Compression, Summarise
+from .exchanges import closing_results, open_calls, ordered
+from .messages import Given, draft_of
+from .results import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable
+
+    from ..storage.commands import AnyCommand
+    from ..storage.identity import SessionId, SessionKey, TurnId, Uid
+    from ..storage.records import Inbound, Message, ToolCall
+    from .binding import Binding
+    from .events import Stream
+    from .scribe import Scribe
+
+logger = logging.getLogger(__name__)
+
+
+def _refuse(orphan: Draft) -> None:
+    raise InvalidContentError(
+        "tool_call_id",
+        f"no open tool call has the id {orphan.tool_call_id!r}",
+        hint="append the call first, and its result before the next message",
+    )
+
+
+@final
+class Streaming:
+    """A message that is being written. What is shown of it is provisional until it is stored."""
+
+    __slots__ = ("_pieces", "_turn", "finish_reason", "uid")
+
+    def __init__(self, turn: Turn, uid: Uid) -> None:
+        self._turn = turn
+        self._pieces: list[str] = []
+        self.uid = uid
+        self.finish_reason: str | None = None
+
+    async def write(self, piece: str) -> None:
+        """Show one more piece."""
+        if not isinstance(piece, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidContentError(
+                "piece", f"{type(piece).__name__} is not text", hint="give a string"
+            )
+        self._pieces.append(piece)
+        self._turn.publish_delta(self.uid, piece)
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def text(self) -> str:
+        """What was written so far."""
+        if len(self._pieces) > 1:
+            self._pieces[:] = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+
+@final
+class Turn:
+    """One turn of a conversation. Valid until the agent returns."""
+
+    def __init__(
+        self,
+        scribe: Scribe,
+        stream: Stream,
+        binding: Binding,
+        turn_id: TurnId,
+        attempt: int,
+        inbound: tuple[Inbound, ...],
+        useless_max: int,
+    ) -> None:
+        self.id = turn_id
+        self.attempt = attempt
+        self.inbound = inbound
+        self.deadline = float("inf")
+        self._scribe = scribe
+        self._stream = stream
+        self._binding = binding
+        self._useless_max = useless_max
+        self._given: list[Message] = scribe.page.messages
+        self._given_count = len(self._given)
+        self._open: dict[str, ToolCall] = {}
+        self._deferred: list[Draft] = []  # until the open calls have their results
+        self._usage: list[AddUsage] = []
+        self._streamed: Uid | None = None
+        self._last: Draft | None = None
+        self.said: str | None = None
+        self.model_calls = 0
+        self.tokens = Tokens()
+        self.over = False
+
+    # What an agent reads -----------------------------------------------------------------------
+
+    @property
+    def key(self) -> SessionKey:
+        """The conversation's address."""
+        return self._binding.key
+
+    @property
+    def session_id(self) -> SessionId:
+        """The session that the turn is in now; rotation changes it."""
+        return self._binding.session_id
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier attempt of this turn was cut off."""
+        return self.attempt > 1
+
+    @property
+    def text(self) -> str:
+        """What the user said, the texts of several messages in lines."""
+        return "\n".join(body.text for body in self.inbound if body.text is not None)
+
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """The transcript before this turn's own user message."""
+        page = self._scribe.page
+        return tuple(page.messages[: page.tail_of(self.id)])
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """This turn's own rows so far, its user message first."""
+        page = self._scribe.page
+        return tuple(page.messages[page.tail_of(self.id) :])
+
+    # What an agent does ------------------------------------------------------------------------
+
+    async def append(self, *given: Given) -> tuple[Draft, ...]:
+        """Store messages of this turn, in order; returns them with their uids.
+
+        What carries a uid that is stored already is not stored again. Returns when they are posted;
+        they are durable at the latest when the reply is. Raises `InvalidContentError` before
+        anything is posted, and `StorageUnavailableError`.
+        """
+        self._check_open()
+        now = self._scribe.now()
+        drafts = tuple(draft_of(one, self._scribe.fresh_uid, now) for one in given)
+        await self._post(self.not_stored(drafts))
+        return drafts
+
+    async def say(self, text: str) -> None:
+        """An interim message to the user; the last one is the answer if nothing is returned.
+
+        While tool calls are open it waits behind their results.
+        """
+        self._check_open()
+        draft = draft_of(text, self._scribe.fresh_uid, self._scribe.now())
+        await self._post_interim(draft)
+        self.said = text
+
+    @asynccontextmanager
+    async def streaming(self) -> AsyncGenerator[Streaming]:
+        """One message, piece by piece. If the block is cut off, what there is is stored as partial.
+
+        If the agent returns the same text as its answer, that is this message, not another one.
+        """
+        self._check_open()
+        out = Streaming(self, self._scribe.fresh_uid())
+        try:
+            yield out
+        except BaseException:
+            self._keep_cut(out)  # nothing can be awaited here: the next unit takes it along
+            raise
+        if out.text:
+            self._streamed = out.uid
+            await self._post_interim(self._streamed_draft(out, partial=False))
+            self.said = out.text
+
+    def _keep_cut(self, out: Streaming) -> None:
+        draft = self._streamed_draft(out, partial=True)
+        try:
+            check_draft(draft)
+        except InvalidContentError:
+            logger.warning("%s: a cut-off message can't be stored", self.key, exc_info=True)
+            return
+        if out.text:
+            self._deferred.append(draft)
+
+    def _streamed_draft(self, out: Streaming, *, partial: bool) -> Draft:
+        return Draft(
+            uid=out.uid,
+            role="assistant",
+            text=out.text,
+            finish_reason="partial" if partial else out.finish_reason,
+            created_ms=self._scribe.now(),
+        )
+
+    async def rotate(
+        self, summary: Summarise, *, upto: Uid | None = None, force: bool = False
+    ) -> SessionId:
+        """Move the conversation to a child session that begins with a summary.
+
+        `summary` is text, or a function of the history that writes it. Returns the child's id when
+        the move is durable. Raises `NoGainError` if it would not shrink the transcript.
+        """
+        self._check_open()
+        asked = Compression(summary, upto, force, self.id)
+        return await compression.rotate(self._scribe, asked, self._useless_max)
+
+    async def compact(
+        self, summary: Summarise, *, upto: Uid | None = None, force: bool = False
+    ) -> SessionId:
+        """Shorten the transcript in place: the history becomes inactive behind its summary."""
+        self._check_open()
+        asked = Compression(summary, upto, force, self.id)
+        return await compression.compact(self._scribe, asked, self._useless_max)
+
+    def usage(
+        self,
+        *,
+        model: str = "",
+        input: int = 0,
+        output: int = 0,
+        cache_read: int = 0,
+        cache_write: int = 0,
+        reasoning: int = 0,
+        cost_nanos: int = 0,
+        auxiliary: bool = False,
+    ) -> None:
+        """Count one model call; stored with the turn's next unit."""
+        self._check_open()
+        if not auxiliary:
+            self.model_calls += 1
+        tokens = Tokens(
+            input=input,
+            output=output,
+            cache_read=cache_read,
+            cache_write=cache_write,
+            reasoning=reasoning,
+        )
+        counted = AddUsage(
+            call_id=self._scribe.fresh_uid(),
+            session_id=self.session_id,
+            at_ms=self._scribe.now(),
+            turn_id=self.id,
+            model=model,
+            auxiliary=auxiliary,
+            tokens=tokens,
+            cost_nanos=cost_nanos,
+        )
+        check_unit(Unit((counted,)))  # here, where it can be mended, and not at the turn's end
+        self._usage.append(counted)
+        self.tokens = Tokens(
+            input=self.tokens.input + input,
+            output=self.tokens.output + output,
+            cache_read=self.tokens.cache_read + cache_read,
+            cache_write=self.tokens.cache_write + cache_write,
+            reasoning=self.tokens.reasoning + reasoning,
+        )
+
+    def _check_open(self) -> None:
+        if self.over:
+            raise InvalidContentError(
+                "turn", "it is over", hint="use a turn only until its agent returns"
+            )
+
+    # Posting, in the order that keeps a transcript valid -----------------------------------------
+
+    async def _post(self, drafts: tuple[Draft, ...]) -> None:
+        for draft in drafts:
+            check_draft(draft)  # so that nothing can be refused once the order is settled
+        await self._scribe.append(lambda: self._rows(drafts), self.id)
+
+    async def _post_interim(self, draft: Draft) -> None:
+        """A message that answers no call and need not stand just here."""
+        if self._open:
+            check_draft(draft)
+            self._deferred.append(draft)
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._post((draft,))
+
+    def _rows(self, drafts: tuple[Draft, ...]) -> tuple[tuple[Draft, ...], tuple[AnyCommand, ...]]:
+        """What is posted for these drafts now: with what waited for them, and what they close."""
+        opened = dict(self._open)
+        rows, deferred = self._in_order(drafts, opened, "the turn went on without one", _refuse)
+        self._open, self._deferred = opened, deferred
+        if rows:
+            self._last = rows[-1]
+        return tuple(rows), self.take_usage()
+
+    def _in_order(
+        self,
+        drafts: Iterable[Draft],
+        opened: dict[str, ToolCall],
+        why: str,
+        on_orphan: Callable[[Draft], None],
+    ) -> tuple[list[Draft], list[Draft]]:
+        """The rows, and what must still wait; `opened` is brought up to date."""
+        rows: list[Draft] = []
+        deferred = self._deferred
+        scribe = self._scribe
+
+        def close(calls: Iterable[ToolCall]) -> tuple[Draft, ...]:
+            return closing_results(calls, why, scribe.fresh_uid, scribe.now())
+
+        for draft in drafts:
+            if not opened or draft.role != "tool":
+                rows += ordered(deferred, opened, close, on_orphan)
+                deferred = []
+            rows += ordered((draft,), opened, close, on_orphan)
+        if not opened:
+            rows += deferred
+            deferred = []
+        return rows, deferred
+
+    # For the session ---------------------------------------------------------------------------
+
+    def not_stored(self, drafts: tuple[Draft, ...]) -> tuple[Draft, ...]:
+        """Those of the drafts whose uid is not in the transcript, nor in what was given."""
+        page = self._scribe.page
+        given = self._given[: self._given_count]
+        unknown = [d for d in drafts if not page.has(d.uid)]
+        echoed: set[Uid] = set()
+        if unknown and page.messages is not self._given:
+            echoed = {message.uid for message in given}
+        return tuple(d for d in unknown if d.uid not in echoed)
+
+    def as_attempt(self) -> Attempt:
+        """What this attempt was given and has stored, for aligning its report."""
+        given = self._given[: self._given_count]
+        while given and given[-1].turn_id == self.id:
+            given.pop()
+        return Attempt(self.id, self.attempt, given, self.messages, self._scribe.now())
+
+    def publish_delta(self, uid: Uid, piece: str) -> None:
+        self._stream.publish(
+            "message.delta", session_id=self.session_id, turn_id=self.id, uid=uid, text=piece
+        )
+
+    def take_usage(self) -> tuple[AddUsage, ...]:
+        usage, self._usage = [*self._scribe.uncounted, *self._usage], []
+        self._scribe.uncounted = []
+        if any(u.session_id != self.session_id for u in usage):
+            # Counted before a rotation, stored behind it: the parent is closed.
+            usage = [msgspec.structs.replace(u, session_id=self.session_id) for u in usage]
+        return tuple(usage)
+
+    def last_rows(
+        self, drafts: Iterable[Draft], why: str, on_orphan: Callable[[Draft], None]
+    ) -> tuple[Draft, ...]:
+        """What the end of the turn must store: these, what still waits, results for open calls.
+
+        It goes by what is stored, and changes nothing here, so it can be asked again.
+        """
+        opened, scribe = open_calls(self.messages), self._scribe
+        rows, deferred = self._in_order(drafts, opened, why, on_orphan)
+        rows += closing_results(opened.values(), why, scribe.fresh_uid, scribe.now())
+        return (*rows, *deferred)
+
+    def is_streamed_answer(self, text: str) -> bool:
+        """Whether this answer is the message that was just streamed."""
+        last = self._last
+        return last is not None and last.uid == self._streamed and last.text == text

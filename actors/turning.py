@@ -1,0 +1,329 @@
+"""Running a turn, from its first gate to its reply.
+
+Keeps:
+- The agent is called only when the user's message is durable (contract A1), and the reply leaves
+  only when the turn's end is.
+- A turn ends once, with an outcome, whatever the agent did: returned, raised, was interrupted, took
+  too long, returned something that can't be stored, or had a unit refused.
+- Its rows and its end are one unit; before the answer every tool call has a result (A10).
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, final
+
+import trio
+
+from ..storage.commands import EndTurn
+from ..storage.edge import check_draft
+from ..storage.errors import InvalidContentError, InvariantError, OnepenError, StorageError
+from ..storage.records import Draft, TurnOutcome
+from ..storage.units import Durable
+from .binding import current_binding
+from .mailbox import Answer
+from .replies import Reply, reply_text, storable
+from .reports import dropping, take_report, unsaved_of
+from .results import Result, result_of
+from .titles import apply_pending_title
+from .warm import runner_of
+
+if TYPE_CHECKING:
+    from ..storage.commands import AnyCommand
+    from ..storage.identity import SessionId
+    from ..storage.units import Receipt
+    from .line import Waiting
+    from .session import Session
+    from .tickets import Ticket
+    from .turn import Turn
+
+logger = logging.getLogger(__name__)
+
+_ENDS_TRIED_MAX = 8
+
+
+@final
+class RunningTurn:
+    """A turn that holds the session: what it was started with, and what may still happen to it."""
+
+    __slots__ = (
+        "_slot_held",
+        "accepted",
+        "agent",
+        "before",
+        "cause",
+        "created",
+        "done",
+        "drafts",
+        "reported",
+        "revision",
+        "scope",
+        "session_id",
+        "stopped_s",
+        "task",
+        "ticket",
+        "turn",
+        "waiting",
+    )
+
+    def __init__(
+        self, waiting: Waiting, drafts: tuple[Draft, ...], before: tuple[AnyCommand, ...]
+    ) -> None:
+        self.waiting = waiting
+        self.drafts = drafts
+        self.before = before
+        self.accepted: Answer[None] = Answer()
+        self.scope = trio.CancelScope()
+        self.cause: str | None = None
+        self.stopped_s = float("inf")
+        self.agent: Any = None
+        self.task: trio.lowlevel.Task | None = None
+        self.done = False  # the agent is no longer running
+        self.reported = False
+        self.created = False
+        self.revision = 0
+        self._slot_held = True
+        self.ticket: Ticket
+        self.turn: Turn
+        self.session_id: SessionId
+
+    def interrupt(self, session: Session, cause: str) -> bool:
+        """Stop the agent at its next checkpoint; the first cause stands."""
+        if self.done:
+            return False
+        if self.cause is None:
+            self.cause = cause
+            self.stopped_s = trio.current_time()
+            self.scope.cancel()
+            if callable(getattr(self.agent, "interrupt", None)):
+                session.spawn(self._tell_agent)
+        return True
+
+    async def _tell_agent(self) -> None:
+        try:
+            result = self.agent.interrupt()
+            if isawaitable(result):
+                await result
+        except Exception:
+            logger.exception("an agent's interrupt() failed")
+
+    def give_slot_back(self, session: Session) -> None:
+        if self._slot_held:
+            self._slot_held = False
+            session.surroundings.slots.give_back()
+
+    def report_if_stuck(self, key: str, now_s: float, grace_s: float) -> bool:
+        """Say once, with its stack, that an agent goes on although it was told to stop.
+
+        A task on this loop can't be abandoned; whoever wrote it must see where it is.
+        """
+        overdue = min(self.scope.deadline, self.stopped_s) + grace_s <= now_s
+        if self.done or self.reported or not overdue or self.task is None:
+            return False
+        self.reported = True
+        frames = traceback.StackSummary.extract(self.task.iter_await_frames())
+        logger.error(
+            "the agent of %s does not end although its turn was stopped (%s):\n%s",
+            key,
+            self.cause or "deadline",
+            "".join(frames.format()),
+        )
+        return True
+
+
+# One turn ------------------------------------------------------------------------------------
+
+
+async def run_turn(session: Session, running: RunningTurn) -> None:
+    """From the first gate to the reply."""
+    if not await session.pass_first_gate(running):
+        running.give_slot_back(session)
+        return
+    turn = running.turn
+    session.surroundings.counters.turns_started += 1
+    session.line.stream.publish("turn.started", session_id=turn.session_id, turn_id=turn.id)
+    session.slot.compare(running.session_id, running.revision)
+    hooks = session.hooks
+    if running.created:
+        await hooks.call(
+            "on_session_start",
+            session_id=turn.session_id,
+            key=turn.key,
+            source=session.line.source,
+            user=session.scribe.page.user,
+        )
+    if hooks.has("on_turn_start"):
+        await hooks.call(
+            "on_turn_start",
+            session_id=turn.session_id,
+            key=turn.key,
+            turn_id=turn.id,
+            attempt=turn.attempt,
+        )
+    result = await _call_agent(session, running)
+    running.give_slot_back(session)
+    outcome = await _finish(session, running, result)
+    session.slot.seen(session.scribe.page.session_id, session.scribe.page.revision)
+    session.surroundings.counters.turns_ended += 1
+    if session.scribe.route.pending_title is not None:
+        await _apply_pending_title(session)
+    if hooks.has("on_turn_end"):
+        await hooks.call(
+            "on_turn_end",
+            session_id=turn.session_id,
+            key=turn.key,
+            turn_id=turn.id,
+            outcome=outcome,
+        )
+
+
+async def _apply_pending_title(session: Session) -> None:
+    try:
+        await apply_pending_title(session.scribe)
+    except OnepenError as error:
+        # The turn is stored and answered; the title stays pending and is tried after the next one.
+        logger.warning("%s: the pending title could not be set: %s", session.key, error)
+
+
+async def _call_agent(session: Session, running: RunningTurn) -> Result:
+    turn, scope = running.turn, running.scope
+    limit_s = session.settings.turn_deadline_s
+    turn.deadline = scope.deadline = trio.current_time() + limit_s
+    running.task = trio.lowlevel.current_task()
+    token = current_binding.set(session.binding)
+    result: Result | None = None
+    try:
+        with scope:
+            if running.cause is None:  # else it was interrupted before it began
+                agent = running.agent = await session.slot.ready(session.info())
+                returned = runner_of(agent)(turn)
+                if isawaitable(returned):
+                    returned = await returned
+                result = result_of(returned, session.scribe.now(), said=turn.said)
+    except (Exception, SystemExit) as error:
+        # Whatever an agent raises ends its own turn and nothing else.
+        result = Result(_failure(running, error))
+        if result.outcome.cause == "agent":
+            logger.warning("the agent of %s failed", session.key, exc_info=error)
+    finally:
+        current_binding.reset(token)
+        turn.over = running.done = True
+        running.task = None
+    if result is not None:
+        return result
+    if running.cause is None:
+        message = f"the turn took longer than {limit_s:g} s"
+        return Result(TurnOutcome(kind="failed", error=message, cause="deadline"))
+    if running.cause == "refused":
+        return Result(_refused_outcome(session))
+    return Result(TurnOutcome(kind="interrupted", cause=running.cause))
+
+
+def _failure(running: RunningTurn, error: BaseException) -> TurnOutcome:
+    cause = "agent"
+    if isinstance(error, StorageError) or running.cause == "refused":
+        cause = "storage"
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return TurnOutcome(kind="failed", error=storable(text), cause=cause)
+
+
+def _refused_outcome(session: Session) -> TurnOutcome:
+    refused = session.scribe.broken
+    reason = refused.reason if refused is not None else "unknown"
+    return TurnOutcome(
+        kind="failed", error=f"storage refused what the turn wrote: {reason}", cause="storage"
+    )
+
+
+# Its end -------------------------------------------------------------------------------------
+
+
+async def _finish(session: Session, running: RunningTurn, result: Result) -> TurnOutcome:
+    """Store what the turn still has to say and its end, in one unit; then the reply leaves."""
+    scribe, turn = session.scribe, running.turn
+    outcome, answer, report = result.outcome, result.answer, result.report
+    new: tuple[Draft, ...] = ()
+    if report is None and outcome.kind in ("interrupted", "failed"):
+        report = await unsaved_of(session, running.agent)
+    if report is not None:
+        try:
+            outcome, new = await take_report(session, running, result, report)
+        except OnepenError as error:
+            outcome = TurnOutcome(kind="failed", error=storable(str(error)), cause="agent")
+            answer = None
+    for _ in range(_ENDS_TRIED_MAX):
+        await scribe.room()
+        if scribe.broken is not None:
+            refused = _refused_outcome(session)
+            await session.reload()
+            # What was posted behind the refused unit is not stored; the turn says so.
+            outcome, new, answer = refused, (), None
+            continue
+        try:
+            rows = _last_rows(session, turn, new, answer, outcome)
+            ticket = scribe.write(
+                rows,
+                turn_id=turn.id,
+                after=(*turn.take_usage(), _end(running, outcome, scribe.now())),
+                then=_releasing(session, running, outcome),
+            )
+        except InvalidContentError as error:
+            outcome = TurnOutcome(kind="failed", error=storable(str(error)), cause="agent")
+            new, answer = (), None
+            continue
+        reply = session.line.reply_of(turn.id)
+        if isinstance(await scribe.receipt_of(ticket, reply), Durable):
+            return outcome
+    raise InvariantError(f"the end of a turn of {session.key} is refused again and again")
+
+
+def _end(running: RunningTurn, outcome: TurnOutcome, now_ms: int) -> EndTurn:
+    waiting = running.waiting
+    return EndTurn(turn_id=waiting.turn_id, attempt=waiting.attempt, outcome=outcome, at_ms=now_ms)
+
+
+def _last_rows(
+    session: Session, turn: Turn, new: tuple[Draft, ...], answer: str | None, outcome: TurnOutcome
+) -> tuple[Draft, ...]:
+    """Reported rows and the answer, with whatever the turn has left open."""
+    scribe = session.scribe
+    why = "the turn ended without one"
+    if outcome.kind in ("interrupted", "failed"):
+        why = f"the turn was {outcome.kind}" + (f" ({outcome.cause})" if outcome.cause else "")
+    rows = [draft for draft in new if not scribe.page.has(draft.uid)]
+    if answer is not None and answer.strip() and not turn.is_streamed_answer(answer):
+        rows.append(
+            Draft(uid=scribe.fresh_uid(), role="assistant", text=answer, created_ms=scribe.now())
+        )
+    for row in rows:
+        check_draft(row)
+    return turn.last_rows(rows, why, dropping(session))
+
+
+def _releasing(session: Session, running: RunningTurn, outcome: TurnOutcome) -> Any:
+    """The output gate: called with the receipt of the turn's end."""
+    turn, scribe = running.turn, session.scribe
+    history_length = len(turn.history) if outcome.kind == "failed" else 0
+
+    def received(receipt: Receipt) -> None:
+        if not isinstance(receipt, Durable):
+            return
+        text = reply_text(outcome, history_length=history_length, model_calls=turn.model_calls)
+        session.line.stream.publish(
+            "turn.ended", session_id=turn.session_id, turn_id=turn.id, text=text, outcome=outcome
+        )
+        session.line.give_reply(
+            Reply(
+                text=text,
+                outcome=outcome,
+                turn_id=turn.id,
+                session_id=turn.session_id,
+                messages=turn.messages,
+                usage=turn.tokens,
+                durable=scribe.writer.durable,
+            )
+        )
+
+    return received

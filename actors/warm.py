@@ -1,0 +1,169 @@
+"""The warm agent of a session actor: built once, kept, rebuilt when it must be.
+
+Keeps:
+- One agent per session actor, that is, per key; switching the key between sessions keeps it
+  (contract H1, H2). What changes with every turn is binding and transcript, never the agent.
+- It is rebuilt before the next turn when somebody else wrote to the session that it knew (H3, H4),
+  or when its configuration's signature changed (H5). Baselines are revisions, one per session id,
+  compared only with the same session's.
+- An agent that is shared by all keys is never rebuilt, and closed only when the runtime ends.
+
+Building may fail: then that turn fails, and the next one tries again (H6).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from copy import deepcopy
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import trio
+
+from ..storage.errors import OnepenError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..storage.identity import SessionId, SessionKey
+
+logger = logging.getLogger(__name__)
+
+_BASELINES_MAX = 64  # sessions of one key that an agent may remember
+_MISSING: Any = object()
+
+
+class InvalidAgentError(OnepenError):
+    """Something was given as an agent that can't run a turn."""
+
+    hint = "give an async function of one argument, or an object with run(turn)"
+
+
+class SessionInfo(NamedTuple):
+    """What a factory is told about the session actor that it builds an agent for."""
+
+    key: SessionKey
+    source: str
+    user: str | None
+    session_id: SessionId
+
+
+class AgentSource:
+    """Where agents come from: one for all keys, or a factory."""
+
+    def __init__(
+        self, agent: Any = None, factory: Callable[[SessionInfo], Any] | None = None
+    ) -> None:
+        if (agent is None) == (factory is None):
+            raise InvalidAgentError("give either agent= or factory=, and not both")
+        if agent is not None:
+            check_agent(agent)
+        elif not callable(factory):
+            raise InvalidAgentError(f"{type(factory).__name__} can't be called as a factory")
+        self.shared = agent
+        self.factory = factory
+        self.built = self.rebuilt = 0
+
+    def signature(self, agent: Any, info: SessionInfo) -> Any:
+        """The configuration as it is now: the factory's word, or else the agent's own."""
+        for owner, arguments in ((self.factory, (info,)), (agent, ())):
+            signature = getattr(owner, "signature", None)
+            if signature is not None:
+                return signature(*arguments) if callable(signature) else signature
+        return None
+
+    async def close(self) -> None:
+        """At the runtime's end: the shared agent, once."""
+        if self.shared is not None:
+            await close_agent(self.shared)
+
+
+def check_agent(agent: Any) -> None:
+    """Raise unless a turn can be run with it."""
+    if not callable(getattr(agent, "run", None)) and not callable(agent):
+        raise InvalidAgentError(f"{type(agent).__name__} is no agent")
+
+
+def runner_of(agent: Any) -> Callable[[Any], Any]:
+    """What is called with a turn."""
+    run: Any = getattr(agent, "run", None)
+    runner: Callable[[Any], Any] = run if callable(run) else agent
+    return runner
+
+
+async def close_agent(agent: Any) -> None:
+    """Its optional `close()`, sync or async; an error is logged, there is nobody to mend it."""
+    close = getattr(agent, "close", None) or getattr(agent, "aclose", None)
+    if not callable(close):
+        return
+    try:
+        result = close()
+        if isawaitable(result):
+            await result
+    except Exception:
+        logger.exception("closing an agent failed")
+
+
+@final
+class AgentSlot:
+    """The place of one session actor's agent."""
+
+    __slots__ = ("_baselines", "_foreign", "_signature", "_source", "agent")
+
+    def __init__(self, source: AgentSource) -> None:
+        self._source = source
+        self.agent: Any = source.shared
+        self._signature: Any = _MISSING
+        self._baselines: OrderedDict[SessionId, int] | None = None
+        self._foreign = False
+
+    async def ready(self, info: SessionInfo) -> Any:
+        """The agent for the next turn; built, rebuilt or the one that is here."""
+        source = self._source
+        if source.factory is None:
+            return source.shared
+        if self.agent is not None:
+            changed = source.signature(self.agent, info) != self._signature
+            if not changed and not self._foreign:
+                return self.agent
+            source.rebuilt += 1
+            await self.close()
+        built: Any = source.factory(info)
+        if isawaitable(built):
+            built = await built
+        check_agent(built)
+        self.agent = built
+        self._foreign = False
+        self._signature = deepcopy(source.signature(built, info))  # it may be changed in place
+        source.built += 1
+        return built
+
+    def seen(self, session_id: SessionId, revision: int) -> None:
+        """Our own writes have brought the session here."""
+        if self._baselines is None:
+            self._baselines = OrderedDict()
+        self._baselines[session_id] = revision
+        self._baselines.move_to_end(session_id)
+        if len(self._baselines) > _BASELINES_MAX:
+            self._baselines.popitem(last=False)
+
+    def compare(self, session_id: SessionId, revision: int) -> None:
+        """A turn begins at this revision: if we left the session at another one, somebody wrote."""
+        baseline = None if self._baselines is None else self._baselines.get(session_id)
+        if baseline is not None and baseline != revision:
+            self.distrust()
+
+    def distrust(self) -> None:
+        """Somebody else wrote: the agent is rebuilt before the next turn, unless it opted out."""
+        if self.agent is not None and getattr(self.agent, "check_revision", True) is not False:
+            self._foreign = True
+
+    async def close(self) -> None:
+        """Let the agent go, unless it is everybody's."""
+        agent = self.agent
+        if self._source.factory is None or agent is None:
+            return
+        self.agent = None
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5.0):
+            await close_agent(agent)

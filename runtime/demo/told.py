@@ -1,0 +1,130 @@
+"""What the world outside is told, as lines through a pipe; and the world's memory of it.
+
+Keeps: a line is written only behind the call that it reports, so whatever is told was promised.
+What still waits in the buffer when the process dies was never told; nobody may count on it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TypeAlias
+
+import msgspec
+import trio
+from msgspec import Struct
+
+Place: TypeAlias = tuple[int, int]
+"""A message: the number of its conversation, and its own number there."""
+
+_TELL_EACH_S = 0.02  # long enough that a kill finds promises that were made but never told
+
+
+class Accepted(Struct, frozen=True, tag="accepted", array_like=True):
+    """A message was acknowledged; `again` if it was found stored, from before the kill."""
+
+    conversation: int
+    number: int
+    again: bool
+
+
+class Replied(Struct, frozen=True, tag="replied", array_like=True):
+    """A turn's end was told; `text` is what the user was shown."""
+
+    conversation: int
+    number: int
+    outcome: str
+    text: str
+    seconds: float
+
+
+class Rotated(Struct, frozen=True, tag="rotated", array_like=True):
+    """A conversation moved to a child session."""
+
+    conversation: int
+    parent: str
+    child: str
+
+
+class Switched(Struct, frozen=True, tag="switched", array_like=True):
+    """A conversation was given another session."""
+
+    conversation: int
+    session: str
+
+
+Line: TypeAlias = Accepted | Replied | Rotated | Switched
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+class Teller:
+    """Lines on their way out."""
+
+    def __init__(self, descriptor: int = 1) -> None:
+        self._descriptor = descriptor
+        self._buffer = bytearray()
+
+    def tell(self, line: Line) -> None:
+        self._buffer += _encoder.encode(line) + b"\n"
+
+    async def keep_telling(self) -> None:
+        """Until it is cancelled; what is left then is for `flush`."""
+        while True:
+            await trio.sleep(_TELL_EACH_S)
+            self.flush()
+
+    def flush(self) -> None:
+        # It may block the loop for a moment; the world outside always reads.
+        while self._buffer:
+            del self._buffer[: os.write(self._descriptor, self._buffer)]
+
+
+class Told:
+    """Everything that the world outside knows."""
+
+    def __init__(self, conversations: int) -> None:
+        self.acknowledged = [0] * conversations
+        self.recognised = 0
+        self.replies: dict[Place, Replied] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.rotations: list[Rotated] = []
+        self.switches = 0
+        self.last_switch: dict[int, str] = {}
+        self.seconds = 0.0
+        self._rest = b""
+
+    @property
+    def total(self) -> int:
+        """Messages that were acknowledged."""
+        return sum(self.acknowledged)
+
+    def messages(self) -> set[Place]:
+        """Acknowledgements come in order, so that a number stands for all below it."""
+        return {(c, n) for c, count in enumerate(self.acknowledged) for n in range(count)}
+
+    def take(self, data: bytes) -> None:
+        """What came through the pipe; half a line waits for its other half."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.note(_decoder.decode(line))
+
+    def hang_up(self) -> None:
+        """The pipe has ended: half a line will never be a whole one."""
+        self._rest = b""
+
+    def note(self, line: Line) -> None:
+        match line:
+            case Accepted(conversation, number, again):
+                assert number == self.acknowledged[conversation], line
+                self.acknowledged[conversation] += 1
+                self.recognised += again
+            case Replied(conversation, number):
+                self.replies[conversation, number] = line
+                self.outcomes[line.outcome] += 1
+            case Rotated():
+                self.rotations.append(line)
+            case Switched(conversation, session):
+                self.switches += 1
+                self.last_switch[conversation] = session

@@ -1,0 +1,207 @@
+"""`open_runtime`: a database, its Writer, the Directory and the people who look after them.
+
+    storage (the Writer)  ⊃  sessions (the Directory)  ⊃  housekeeping  ⊃  the caller's block
+
+The nesting is the order of the end: the block, then housekeeping, then every live session is
+finalized, and only then does the Writer drain. Errors of the block leave it as they are; a failure
+of the runtime is one `RuntimeFailedError`; a block that is cancelled drains shortly, shielded.
+
+Recovery reads only unfinished work. Turns that were running are marked (or resumed) before the
+block begins; messages that wait go on beside it. It is idempotent: each key's own actor does it,
+whoever starts that actor, and killed half-way it is done again by the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..actors.binding import clean_context
+from ..actors.directory import Directory, sole_cause
+from ..actors.hooks import Hooks
+from ..actors.line import Counters, Operate, Surroundings
+from ..actors.policy import ChildSpec, Policy
+from ..actors.slots import Slots
+from ..actors.supervisor import RestartIntensityError, open_supervisor
+from ..actors.warm import AgentSource
+from ..actors.writer import open_writer
+from ..storage.errors import OnepenError, WriterFailedError
+from ..storage.sqlite import open_sqlite
+from .runtime import Runtime, source_of
+from .settings import Settings, check_settings
+from .system import SystemClock, SystemIds
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncGenerator, Callable
+
+    from ..actors.warm import SessionInfo
+    from ..actors.writer import WriterRef
+    from ..storage.engine import Engine
+    from ..storage.identity import Clock, Ids, SessionKey
+
+logger = logging.getLogger(__name__)
+
+_CANCELLED_DRAIN_S = 5.0  # whoever cancels wants an end; what is stored is stored
+
+
+class RuntimeFailedError(OnepenError):
+    """The runtime could not be kept alive; its owner must decide."""
+
+    hint = "look at the cause; what was acknowledged is stored, and the next start goes on from it"
+
+
+@asynccontextmanager
+async def open_runtime(
+    path: str | os.PathLike[str] | None,
+    *,
+    agent: Any = None,
+    factory: Callable[[SessionInfo], Any] | None = None,
+    settings: Settings | None = None,
+    hooks: object | None = None,
+    clock: Clock | None = None,
+    ids: Ids | None = None,
+) -> AsyncGenerator[Runtime]:
+    """Open a database file and serve conversations for as long as the block lasts.
+
+    `None` is a runtime in memory. `agent` is shared by all keys; `factory(session)` builds one for
+    each. Raises `DatabaseHeldError`, `OpenError` and `SettingsError` before anything is started.
+    """
+    settings, clock = settings or Settings(), clock or SystemClock()
+
+    def open_engine() -> Engine:
+        return open_sqlite(path, clock, settings.engine)
+
+    async with assemble(
+        open_engine,
+        clock,
+        ids or SystemIds(),
+        settings,
+        AgentSource(agent, factory),
+        hooks,
+    ) as runtime:
+        yield runtime
+
+
+@asynccontextmanager
+async def assemble(
+    open_engine: Callable[[], Engine],
+    clock: Clock,
+    ids: Ids,
+    settings: Settings,
+    agents: AgentSource,
+    hooks: object | None = None,
+    *,
+    inline: bool = False,
+    at: Callable[[str], object] | None = None,
+) -> AsyncGenerator[Runtime]:
+    """The same from parts; `inline` and `at` are for simulation, as in `open_writer`."""
+    check_settings(settings)
+    body_error: BaseException | None = None
+    try:
+        async with open_writer(open_engine, clock, settings.writer, inline=inline, at=at) as writer:
+            surroundings = Surroundings(
+                writer=writer,
+                clock=clock,
+                ids=ids,
+                settings=settings.sessions,
+                hooks=Hooks(hooks, settings.sessions.hook_deadline_s),
+                agents=agents,
+                slots=Slots(settings.sessions.turns_running_max),
+                counters=Counters(),
+                context=clean_context(),
+                on_idle=_ignore,
+            )
+            async with trio.open_nursery() as nursery:
+                directory = Directory(surroundings, nursery)
+                runtime = Runtime(directory, surroundings, settings)
+                try:
+                    await _recover(directory, writer, settings)
+                    housekeeping = ChildSpec("housekeeping", _as_child(directory.keep_house))
+                    async with open_supervisor(Policy(), (housekeeping,), name="runtime"):
+                        try:
+                            yield runtime
+                        except BaseException as error:
+                            body_error = error
+                finally:
+                    await _end(runtime, settings, cancelled=isinstance(body_error, trio.Cancelled))
+                    await _close_agents(agents)
+                    nursery.cancel_scope.cancel()
+    except BaseException as error:
+        if body_error is None or isinstance(body_error, trio.Cancelled):
+            _raise_failure(error)
+        logger.error("the runtime failed while it ended", exc_info=error)
+    if body_error is not None:
+        raise body_error
+
+
+def _raise_failure(error: BaseException) -> None:
+    """One clear error for whatever went wrong inside; what is not ours goes on as it is."""
+    error = sole_cause(error)
+    if isinstance(error, OnepenError) and not isinstance(error, RuntimeFailedError):
+        if isinstance(error, RestartIntensityError | WriterFailedError):
+            raise RuntimeFailedError(f"the runtime failed: {error.message}") from error
+        raise error
+    if isinstance(error, Exception):
+        raise RuntimeFailedError(f"the runtime failed: {error!r}") from error
+    raise error
+
+
+async def _end(runtime: Runtime, settings: Settings, *, cancelled: bool) -> None:
+    limit_s = min(settings.shutdown_s, _CANCELLED_DRAIN_S) if cancelled else settings.shutdown_s
+    with trio.CancelScope(shield=True):
+        if not await runtime.shutdown(limit_s):
+            logger.error("not every session could be finalized within %s s", limit_s)
+
+
+async def _close_agents(agents: AgentSource) -> None:
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + _CANCELLED_DRAIN_S):
+        await agents.close()
+
+
+def _ignore(_: SessionKey) -> None:
+    """The Directory puts its own in this place."""
+
+
+def _as_child(run: Callable[[], Any]) -> Any:
+    async def start(*, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await run()
+
+    return start
+
+
+# Recovery ------------------------------------------------------------------------------------
+
+
+async def _recover(directory: Directory, writer: WriterRef, settings: Settings) -> None:
+    """Let every key with unfinished work be served; those with cut-off turns before we begin."""
+    turns = await writer.read(lambda reader: reader.unfinished_turns())
+    if not turns:
+        return
+    cut_off = dict.fromkeys(turn.key for turn in turns if turn.state == "running")
+    waiting = [key for key in dict.fromkeys(turn.key for turn in turns) if key not in cut_off]
+    logger.info("recovering %d cut-off turns and %d keys that wait", len(cut_off), len(waiting))
+    limiter = trio.CapacityLimiter(settings.sessions.recovery_concurrency_max)
+
+    async def wake(key: SessionKey) -> None:
+        async with limiter:
+            try:
+                await directory.ask(
+                    key, source_of(key), Operate("wake", _nothing, interrupts=False)
+                )
+            except OnepenError:
+                logger.exception("%s could not be recovered; its next message tries again", key)
+
+    async with trio.open_nursery() as nursery:
+        for key in cut_off:
+            nursery.start_soon(wake, key)
+    for key in waiting:
+        directory.spawn(wake, key)
+
+
+async def _nothing(_: Any) -> None:
+    """Starting the actor is all there is to do: it recovers its key by itself."""

@@ -1,0 +1,325 @@
+"""The runtime that a gateway embeds: conversations by key, on one database.
+
+Owns the public calls. Each is checked at the edge and then handed to the key's session actor
+through the Directory; nothing here writes. Whatever a call returns is durable when it returns,
+unless its docstring says otherwise. Use it on the trio thread that opened it.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from ..actors import moves, operations
+from ..actors.compression import Compression
+from ..actors.directory import DirectoryStatistics
+from ..actors.line import RuntimeClosedError, Submit
+from ..actors.messages import Inbound, user_draft
+from ..actors.slots import SlotStatistics
+from ..actors.writer import WriterStatistics
+from ..storage.edge import check_draft, check_session_id
+from ..storage.errors import InvalidContentError, SessionHeldError
+from ..storage.identity import SessionId, SessionKey, Uid
+from .reading import Sessions
+from .submission import Submission
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ..actors.compression import Summarise
+    from ..actors.directory import Directory
+    from ..actors.events import Position, Subscription
+    from ..actors.finalize import Finalized
+    from ..actors.line import Accepted, Operate, Surroundings
+    from ..actors.replies import Reply
+    from .settings import Settings
+
+T = TypeVar("T")
+
+_KEY_BYTES_MAX = 1024
+_ANY_UID = Uid("0" * 32)
+
+
+class RuntimeStatistics(Struct, frozen=True, kw_only=True):
+    """A look at the runtime; counters count from its opening."""
+
+    sessions: DirectoryStatistics
+    slots: SlotStatistics
+    writer: WriterStatistics
+    counters: dict[str, int]
+    agents_built: int
+    agents_rebuilt: int
+    hook_failures: int
+
+    @property
+    def route_writes(self) -> int:
+        """How often a key was given another session."""
+        return self.writer.engine.route_writes
+
+
+@final
+class Runtime:
+    """Many sessions, one pen. Made by `open_runtime`."""
+
+    def __init__(
+        self, directory: Directory, surroundings: Surroundings, settings: Settings
+    ) -> None:
+        self._directory = directory
+        self._surroundings = surroundings
+        self._settings = settings
+        self._closing: trio.Event | None = None
+        self.sessions = Sessions(surroundings.writer)
+
+    # Messages ----------------------------------------------------------------------------------
+
+    async def submit(
+        self, key: str, message: str | Inbound, *, busy: Literal["queue"] = "queue"
+    ) -> Submission:
+        """Hand a message to a conversation; it is durable when this returns.
+
+        A busy session queues it. Raises `InvalidContentError`, `SessionBusyError` when too many
+        wait, `ConflictError` for an inbound id that is known, `StorageUnavailableError` and
+        `RuntimeClosedError`. Cancelled, the message may be stored or not: send it again under the
+        same inbound id.
+        """
+        accepted = await self._submit(key, message, busy)
+        await accepted.durable()
+        return Submission(self._directory, SessionKey(key), accepted)
+
+    async def _submit(self, key: str, message: str | Inbound, busy: str) -> Accepted:
+        inbound = Inbound(text=message) if isinstance(message, str) else message
+        if busy != "queue":
+            raise InvalidContentError("busy", f"{busy!r} is not known", hint="use queue")
+        checked = SessionKey(check_key(key))
+        submit = _checked(inbound, source_of(key), self._surroundings.ids.fresh)
+        return await self._directory.ask(checked, submit.source, submit)
+
+    async def ask(
+        self,
+        key: str,
+        message: str | Inbound,
+        *,
+        on_cancel: Literal["leave", "interrupt"] = "leave",
+    ) -> Reply:
+        """Submit and wait for the reply.
+
+        Cancelling it leaves the turn running, unless `on_cancel` says that it is interrupted.
+        """
+        accepted = await self._submit(key, message, "queue")
+        try:
+            # The reply of a started turn stands behind its acceptance: one wait is enough.
+            if accepted.disposition != "started":
+                await accepted.durable()
+            return await accepted.reply.wait()
+        except trio.Cancelled:
+            if on_cancel == "interrupt":
+                self._directory.interrupt(SessionKey(key), "person", accepted.turn_id)
+            raise
+
+    def interrupt(self, key: str) -> bool:
+        """Stop the key's running turn, at once; true if there was one."""
+        return self._directory.interrupt(SessionKey(check_key(key)), "person")
+
+    @asynccontextmanager
+    async def events(self, key: str, after: Position | None = None) -> AsyncGenerator[Subscription]:
+        """Everything that happens to a key, as a channel, from now on or from `after` on."""
+        subscription = await self._directory.subscribe(
+            SessionKey(check_key(key)), source_of(key), None, after
+        )
+        try:
+            yield subscription
+        finally:
+            await subscription.aclose()
+
+    # Sessions ----------------------------------------------------------------------------------
+
+    async def open_session(
+        self,
+        key: str,
+        session_id: str | None = None,
+        *,
+        title: str | None = None,
+        user: str | None = None,
+        model: str | None = None,
+    ) -> SessionId:
+        """The key's session, or the one that is asked for; writes a route, but no session row.
+
+        User and model are kept in memory until the first message brings the row. Raises
+        `SessionHeldError` for a session of another key.
+        """
+        wanted = None if session_id is None else _checked_id(session_id)
+        return await self._ask(key, moves.open_session(wanted, title, user, model))
+
+    async def resume(self, key: str, given: str, *, take_over: bool = False) -> SessionId:
+        """Switch to a session by id, prefix or title: to the tip of its lineage.
+
+        Raises `MissingError`, `AmbiguousError` and what `switch` raises.
+        """
+        check_key(key)
+        found = await self.sessions.find(given)
+        tip = await self._surroundings.writer.read(lambda reader: reader.tip(found.id))
+        return await self.switch(key, (tip or found).id, take_over=take_over)
+
+    async def switch(self, key: str, session_id: str, *, take_over: bool = False) -> SessionId:
+        """The key gets this session; the running turn is interrupted and stored first.
+
+        An id without a row is reserved for the key. A session of another key is a
+        `SessionHeldError`; with `take_over` that key's turn is stopped, and it gets a fresh session
+        in the same transaction.
+        """
+        wanted = _checked_id(session_id)
+        try:
+            return await self._ask(key, moves.switch(wanted, None))
+        except SessionHeldError as error:
+            if not take_over:
+                raise
+            holder = SessionKey(error.holder_key)
+        return await self._directory.take_over(SessionKey(key), source_of(key), wanted, holder)
+
+    async def rotate(
+        self, key: str, summary: Summarise, *, upto: str | None = None, force: bool = False
+    ) -> SessionId:
+        """Move the conversation to a child that begins with a summary; after the running turn.
+
+        `summary` is text, or a function of the history. Returns the child's id. Raises
+        `NoGainError` if it would not shrink the transcript, unless forced.
+        """
+        return await self._ask(key, operations.rotate(_compression(summary, upto, force)))
+
+    async def compact(
+        self, key: str, summary: Summarise, *, upto: str | None = None, force: bool = False
+    ) -> SessionId:
+        """The same in place: the session stays, what is summarised becomes inactive."""
+        return await self._ask(key, operations.compact(_compression(summary, upto, force)))
+
+    async def reset(self, key: str, *, reason: str = "reset") -> SessionId:
+        """End the session behind a boundary; returns the new session's id."""
+        return await self._ask(key, moves.reset(reason))
+
+    async def branch(self, key: str, *, upto: str | None = None) -> SessionId:
+        """Move the key to a copy of its transcript; after the running turn."""
+        return await self._ask(key, moves.branch(None if upto is None else Uid(upto)))
+
+    async def rewind(self, key: str, *, to: str | None = None, turns: int = 1) -> int:
+        """Take back everything from a message on, or the last turns; how many messages went."""
+        if turns < 1:
+            raise InvalidContentError("turns", "it is less than one", hint="give 1 or more")
+        return await self._ask(key, operations.rewind(None if to is None else Uid(to), turns))
+
+    async def restore(self, key: str) -> SessionId:
+        """Undo the last rewind. Raises `StaleError` if something came after it."""
+        return await self._ask(key, operations.restore())
+
+    async def set_title(self, key: str, title: str, *, automatic: bool = False) -> bool:
+        """Give the session a title, now or when it has a row.
+
+        False if a person's title stands against an automatic one. Raises `TitleTakenError` and
+        `InvalidContentError`.
+        """
+        origin: Literal["person", "automatic"] = "automatic" if automatic else "person"
+        return await self._ask(key, operations.set_title(title, origin))
+
+    async def close_session(self, key: str, *, reason: str = "closed") -> Finalized:
+        """Store everything, run the hooks, end the row, close the agent. Twice is harmless."""
+        return await self._ask(key, operations.close(reason))
+
+    async def reopen(self, key: str) -> SessionId:
+        """The key's session, if it has ended, is open again."""
+        return await self._ask(key, operations.reopen())
+
+    async def _ask(self, key: str, operation: Operate[T]) -> T:
+        checked = SessionKey(check_key(key))
+        return await self._directory.ask(checked, source_of(key), operation)
+
+    # The runtime itself --------------------------------------------------------------------------
+
+    def statistics(self) -> RuntimeStatistics:
+        surroundings = self._surroundings
+        return RuntimeStatistics(
+            sessions=self._directory.statistics(),
+            slots=surroundings.slots.statistics(),
+            writer=surroundings.writer.statistics(),
+            counters=surroundings.counters.as_dict(),
+            agents_built=surroundings.agents.built,
+            agents_rebuilt=surroundings.agents.rebuilt,
+            hook_failures=surroundings.hooks.failures,
+        )
+
+    @property
+    def durable(self) -> bool:
+        """Whether a file is behind it."""
+        return self._surroundings.writer.durable
+
+    async def shutdown(self, deadline_s: float | None = None) -> bool:
+        """Finalize every live session and take nothing new; true if all were in time.
+
+        The block of `open_runtime` goes on and should end. Calling it again waits for the first.
+        """
+        if self._closing is not None:
+            await self._closing.wait()
+            return True
+        self._closing = trio.Event()
+        try:
+            limit_s = self._settings.shutdown_s if deadline_s is None else deadline_s
+            with trio.move_on_after(limit_s) as scope:
+                await self._directory.shut_down("shutdown")
+            return not scope.cancelled_caught
+        finally:
+            self._closing.set()
+
+
+# The edge ------------------------------------------------------------------------------------
+
+
+def check_key(key: str) -> str:
+    """Raise unless it can address a conversation."""
+    if not _is_text(key) or not key.strip():
+        raise InvalidContentError("key", "it is empty or not text", hint="like telegram:dm:42")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        hint = "use text that UTF-8 can hold"
+        raise InvalidContentError("key", "it holds half a character", hint=hint) from None
+    if size > _KEY_BYTES_MAX:
+        raise InvalidContentError("key", f"{size} bytes are too many", hint="keep it under 1 KiB")
+    return key
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def source_of(key: str) -> str:
+    """A key's part before the first colon."""
+    return key.partition(":")[0]
+
+
+def _checked_id(session_id: str) -> SessionId:
+    check_session_id(session_id)
+    return SessionId(session_id)
+
+
+def _compression(summary: Summarise, upto: str | None, force: bool) -> Compression:  # noqa: FBT001
+    return Compression(summary, None if upto is None else Uid(upto), force)
+
+
+def _checked(inbound: Inbound, source: str, fresh_id: Any) -> Submit:
+    """What goes to the actor: content that can be stored, under an identity."""
+    if not isinstance(inbound, Inbound):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidContentError(
+            "message", f"{type(inbound).__name__} is no message", hint="give text or an Inbound"
+        )
+    if inbound.text is None and not inbound.parts:
+        raise InvalidContentError("message", "it has no content", hint="give text or parts")
+    body = inbound.body()
+    check_draft(user_draft(body, _ANY_UID, 0))
+    digest = blake2b(msgspec.json.encode(body), digest_size=16).hexdigest()
+    return Submit(inbound, inbound.id or fresh_id(), inbound.source or source, digest)
+
+
+__all__ = ["Runtime", "RuntimeClosedError", "RuntimeStatistics", "check_key", "source_of"]

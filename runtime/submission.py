@@ -1,0 +1,69 @@
+"""What `submit` returns: what was done with a message, and how to follow its turn."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, final
+
+from ..actors.operations import drop_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ..actors.directory import Directory
+    from ..actors.events import Position, Subscription
+    from ..actors.line import Accepted
+    from ..actors.replies import Reply
+    from ..storage.identity import SessionKey, TurnId
+    from ..storage.records import Disposition
+
+
+@final
+class Submission:
+    """A message that is durable, and its turn."""
+
+    def __init__(self, directory: Directory, key: SessionKey, accepted: Accepted) -> None:
+        self._directory = directory
+        self._source = key.partition(":")[0]
+        self._accepted = accepted
+        self.key = key
+
+    @property
+    def turn_id(self) -> TurnId:
+        return self._accepted.turn_id
+
+    @property
+    def disposition(self) -> Disposition:
+        """What was done with the message: `started`, or `queued` behind others."""
+        return self._accepted.disposition
+
+    @property
+    def position(self) -> int:
+        """How many messages of the key waited when this one was queued, itself included."""
+        return self._accepted.position
+
+    async def reply(self) -> Reply:
+        """The end of the turn, once it is durable. Cancelling this leaves the turn running.
+
+        Raises `StorageUnavailableError` while storage is down: the turn goes on, and waiting again
+        is allowed.
+        """
+        return await self._accepted.reply.wait()
+
+    @asynccontextmanager
+    async def events(self, after: Position | None = None) -> AsyncGenerator[Subscription]:
+        """The turn's events, as a channel that ends behind `turn.ended`."""
+        subscription = await self._directory.subscribe(self.key, self._source, self.turn_id, after)
+        try:
+            yield subscription
+        finally:
+            await subscription.aclose()
+
+    async def interrupt(self) -> bool:
+        """Stop the turn, or take the message back if it still waits; true if that did anything."""
+        if self._accepted.reply.given:
+            return False
+        if self._directory.interrupt(self.key, "person", self.turn_id):
+            return True
+        operation = drop_waiting(self.turn_id, "person")
+        return await self._directory.ask(self.key, self._source, operation)
