@@ -14,9 +14,11 @@ from __future__ import annotations
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import trio
+
 from ..storage.commands import CountUselessCompressions
 from ..storage.edge import check_draft
-from ..storage.errors import InvalidContentError, NoGainError
+from ..storage.errors import InvalidContentError, NoGainError, OnepenError
 from ..storage.records import Draft, Message
 from ..storage.units import Refused
 from .exchanges import safe_cut
@@ -27,7 +29,27 @@ if TYPE_CHECKING:
     from ..storage.identity import SessionId, TurnId, Uid
     from .scribe import Scribe
 
+Compress: TypeAlias = "Callable[[Scribe, Compression, int], Awaitable[SessionId]]"
 Summarise: TypeAlias = "str | Callable[[tuple[Message, ...]], Awaitable[str] | str]"
+
+
+class SummaryTooSlowError(OnepenError):
+    """The function that was to write a summary did not come back."""
+
+    hint = "the session is as it was; give its model call a deadline of its own"
+
+    def __init__(self, session_id: str, limit_s: float) -> None:
+        super().__init__(f"{session_id}: its summary took longer than {limit_s:g} s")
+        self.session_id = session_id
+        self.limit_s = limit_s
+
+
+class SummaryRaised(Exception):
+    """The caller's function raised `error`; that is for the caller, and no failure of ours."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _Cut(NamedTuple):
@@ -66,9 +88,7 @@ async def _summary(scribe: Scribe, asked: Compression, useless_max: int) -> tupl
         raise NoGainError(page.session_id, "nothing to summarise", "nothing")
     text: Any = asked.summary
     if not isinstance(text, str):
-        text = text(history)
-        if isawaitable(text):
-            text = await text
+        text = await _write(scribe, text, history)
     if not isinstance(text, str) or not text.strip():
         raise InvalidContentError(
             "summary", "it is empty or not text", hint="give the text that stands for the history"
@@ -76,6 +96,19 @@ async def _summary(scribe: Scribe, asked: Compression, useless_max: int) -> tupl
     draft = Draft(uid=scribe.fresh_uid(), role="system", text=text, created_ms=scribe.now())
     check_draft(draft)
     return draft, history[-1].uid
+
+
+async def _write(scribe: Scribe, write: Any, history: tuple[Message, ...]) -> Any:
+    """What the caller's own function says, within the time that a turn may take."""
+    limit_s = scribe.turn_deadline_s
+    try:
+        with trio.move_on_after(limit_s) as scope:
+            text = write(history)
+            return await text if isawaitable(text) else text
+    except Exception as error:
+        raise SummaryRaised(error) from error
+    assert scope.cancelled_caught
+    raise SummaryTooSlowError(scribe.page.session_id, limit_s)
 
 
 def _cut(scribe: Scribe, watermark: Uid, turn_id: TurnId | None) -> _Cut:
@@ -119,7 +152,11 @@ async def move(
     return child_id
 
 
-async def compact(scribe: Scribe, asked: Compression, useless_max: int) -> SessionId:
+async def compact(
+    scribe: Scribe,
+    asked: Compression,
+    useless_max: int,
+) -> SessionId:
     """Shorten the transcript in place; returns the session's id, which stays."""
     summary, watermark = await _summary(scribe, asked, useless_max)
     await scribe.room()

@@ -122,24 +122,37 @@ class Directory:
                 raise SessionBusyError(key, 1.0, why=str(error.message)) from error
 
     def interrupt(self, key: SessionKey, cause: str, turn_id: TurnId | None = None) -> bool:
-        """Stop the key's running turn; past every queue. True if there was one."""
+        """Stop the key's running turn, or this turn though it waits; past every queue.
+
+        True if there was one.
+        """
         entry = self._entries.get(key)
-        return (
-            entry is not None
-            and entry.session is not None
-            and entry.session.interrupt(cause, turn_id)
+        if entry is None or entry.session is None:
+            return False
+        session = entry.session
+        return session.interrupt(cause, turn_id) or (
+            turn_id is not None and session.take_back(turn_id, cause)
         )
 
     async def subscribe(
-        self, key: SessionKey, source: str, turn_id: TurnId | None, after: Position | None
+        self,
+        key: SessionKey,
+        source: str,
+        turn_id: TurnId | None,
+        after: Position | None,
+        *,
+        over: bool = False,
     ) -> Subscription:
-        """Follow a key's events; it is served for as long as somebody does."""
+        """Follow a key's events; it is served for as long as somebody does.
+
+        `over` says that the turn has ended: nothing of it is still to come.
+        """
         while True:
             entry = self._entries.get(key) or self._start(key, source)
             if not entry.line.mailbox.closed:
                 break
             await entry.gone.wait()
-        return entry.line.stream.subscribe(turn_id, after)
+        return entry.line.stream.subscribe(turn_id, after, over=over)
 
     # Starting ----------------------------------------------------------------------------------
 

@@ -90,6 +90,10 @@ class Subscription(trio.abc.ReceiveChannel[Event]):
             self._stream.unsubscribe(self)
         self._lot.unpark_all()
 
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
     def end(self) -> None:
         """Nothing comes any more; what is there can still be read."""
         self._ended = True
@@ -165,10 +169,13 @@ class Stream:
         for subscription in list(self._subscriptions):
             subscription.offer(event)
 
-    def subscribe(self, turn_id: TurnId | None, after: Position | None) -> Subscription:
+    def subscribe(
+        self, turn_id: TurnId | None, after: Position | None, *, over: bool = False
+    ) -> Subscription:
         """Everything after `after`, as far as it is kept, then what comes.
 
-        Without `after`, a turn's own events from its beginning, or a key's from now on.
+        Without `after`, a turn's own events from its beginning, or a key's from now on. A turn that
+        is `over` has an end, even if its last event is gone: then it is a gap.
         """
         kept = self._events or ()
         first = kept[0].position[1] if kept else self._number + 1
@@ -178,14 +185,21 @@ class Stream:
         elif after[0] == self._incarnation and after[1] >= first - 1:
             replayed = [event for event in kept if event.position[1] > after[1]]
         else:
-            position = (self._incarnation or Incarnation(0), first - 1)
-            replayed.insert(0, Event(kind="gap", key=self._key, position=position))
+            replayed.insert(0, self._gap(first - 1))
         # What is replayed must not count as slowness.
         subscription = Subscription(self, turn_id, self._window_max + len(replayed))
         self._subscriptions.append(subscription)
         for event in replayed:
             subscription.offer(event)
+        if over and not subscription.ended:
+            subscription.offer(self._gap(self._number))
+            subscription.end()
+            self.unsubscribe(subscription)
         return subscription
+
+    def _gap(self, number: int) -> Event:
+        position = (self._incarnation or Incarnation(0), number)
+        return Event(kind="gap", key=self._key, position=position)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         if subscription in self._subscriptions:

@@ -12,7 +12,7 @@ its turn: nobody else writes this key meanwhile, and if somebody does, the unit 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..storage.commands import (
     ReopenSession,
@@ -24,19 +24,21 @@ from ..storage.errors import (
     SessionEndedError,
 )
 from ..storage.identity import Seq, SessionId, TurnId
-from ..storage.records import TurnOutcome
 from ..storage.units import Guard
-from . import compression, recovery
+from . import compression
 from .exchanges import closing_results, open_calls
 from .finalize import Finalized, finalize
 from .line import Operate
 from .titles import give_title
 
 if TYPE_CHECKING:
-    from ..storage.commands import AnyCommand
+    from collections.abc import Sequence
+
+    from ..storage.engine import Reader
     from ..storage.identity import Uid
-    from ..storage.records import TitleOrigin
+    from ..storage.records import Message, TitleOrigin, ToolCall
     from .compression import Compression
+    from .page import Page
     from .session import Session
 
 
@@ -93,41 +95,65 @@ def rewind(to: Uid | None, turns: int) -> Operate[int]:
         scribe = session.scribe
         _check_open(session)
         page = scribe.page
-        index = session.scribe.page.index_of(to) if to is not None else _turns_back(session, turns)
-        kept = page.messages[:index]
-        calls = open_calls(kept)
-        target = page.messages[index]
-        to_seq = target.covers[1] if target.covers else target.seq
+        cut = _at(page.messages, _turns_back(session, turns)) if to is None else None
+        if to is not None:
+            cut = _at(page.messages, page.index_of(to)) if page.has(to) else None
+            if cut is None:
+                cut = await scribe.read(lambda reader: _inside_summary(reader, page, to))
+        assert cut is not None
         now = scribe.now()
         command = Rewind(
             session_id=page.session_id,
-            to_seq=Seq(to_seq),
+            to_seq=cut.to_seq,
             replaces=page.revision,
             at_ms=now,
             closing=closing_results(
-                calls.values(), "the conversation was rewound", scribe.fresh_uid, now
+                cut.open_calls.values(), "the conversation was rewound", scribe.fresh_uid, now
             ),
         )
-        await session.scribe.commit(
-            (*_reopening(session), command), (_own(session, page.session_id),)
-        )
-        count = len(page.messages) - index
+        await scribe.commit((*scribe.reopening(), command), (_own(session, page.session_id),))
+        before = {message.uid for message in page.messages}
         await _follow_transcript(session)
-        return count
+        return len(before - {message.uid for message in scribe.page.messages})
 
     return Operate("rewind", run, interrupts=True)
 
 
-def _reopening(session: Session) -> tuple[AnyCommand, ...]:
-    """A suspended session is opened by whoever changes it."""
-    page = session.scribe.page
-    if page.end_kind != "suspension":
-        return ()
-    return (
-        ReopenSession(
-            session_id=page.session_id, replaces=page.end_version, at_ms=session.scribe.now()
-        ),
-    )
+class _Point(NamedTuple):
+    """Where a rewind goes back to, and what is left open before it."""
+
+    to_seq: Seq
+    open_calls: dict[str, ToolCall]
+
+
+def _at(messages: Sequence[Message], index: int) -> _Point:
+    """In front of an active message; a summary goes with all that it covers."""
+    target = messages[index]
+    to_seq = target.covers[0] if target.covers else target.seq
+    return _Point(to_seq, open_calls(messages[:index]))
+
+
+def _inside_summary(reader: Reader, page: Page, to: Uid) -> _Point:
+    """In front of a message that a summary covers: what stands before it comes back (B10)."""
+    target = reader.around(page.session_id, to, before=0, after=0).messages[0]
+    if target.uid != to or target.state != "summarised":
+        raise MissingError(f"a message {to} in session {page.session_id} that was not rewound")
+    to_seq = target.covers[0] if target.covers else target.seq
+    stands = [m for m in page.messages if _place(m) < to_seq]
+    place = (_place(stands[-1]), stands[-1].seq) if stands else (-1, -1)
+    back: list[Message] = []
+    while place is not None and place[0] < to_seq:
+        found = reader.transcript(page.session_id, include_inactive=True, after=place)
+        back += (
+            m for m in found.messages if m.seq < to_seq and m.state == "summarised" and not m.covers
+        )
+        place = found.next
+    return _Point(to_seq, open_calls([*stands, *back]))
+
+
+def _place(message: Message) -> int:
+    """Where it stands when the transcript is read."""
+    return message.covers[1] if message.covers else message.seq
 
 
 def _turns_back(session: Session, turns: int) -> int:
@@ -159,7 +185,7 @@ def restore() -> Operate[SessionId]:
         page = scribe.page
         command = Restore(session_id=page.session_id, replaces=page.revision, at_ms=scribe.now())
         await session.scribe.commit(
-            (*_reopening(session), command), (_own(session, page.session_id),)
+            (*scribe.reopening(), command), (_own(session, page.session_id),)
         )
         await _follow_transcript(session)
         return page.session_id
@@ -225,15 +251,10 @@ def reopen() -> Operate[SessionId]:
     return Operate("reopen", run, interrupts=True)
 
 
-def drop_waiting(turn_id: TurnId, cause: str) -> Operate[bool]:
-    """A message that still waits is taken back: its turn ends as interrupted."""
+def take_back(turn_id: TurnId, cause: str) -> Operate[bool]:
+    """For a key that nobody served: a message that waits there gets no turn."""
 
     async def run(session: Session) -> bool:
-        waiting = next((w for w in session.waiting if w.turn_id == turn_id), None)
-        if waiting is None:
-            return session.interrupt(cause, turn_id)
-        session.waiting.remove(waiting)
-        await recovery.end_waiting(session, waiting, TurnOutcome(kind="interrupted", cause=cause))
-        return True
+        return session.take_back(turn_id, cause)
 
     return Operate("interrupt", run, interrupts=False)

@@ -15,7 +15,7 @@ from ..storage.records import Inbound, TurnOutcome
 from ..storage.units import Durable
 from .exchanges import closing_results, open_calls
 from .line import Waiting
-from .replies import Reply, reply_text, storable
+from .replies import Reply, reply_text, said_by, storable
 
 if TYPE_CHECKING:
     from ..storage.commands import AnyCommand
@@ -99,7 +99,7 @@ async def _mark(session: Session, turn: StoredTurn) -> None:
     """Store the end of a turn whose actor died, and results for the calls that it left open."""
     scribe = session.scribe
     if session.crash is not None:
-        text = f"the session's actor crashed: {type(session.crash).__name__}: {session.crash}"
+        text = f"the session's actor crashed: {said_by(session.crash)}"
         outcome = TurnOutcome(kind="failed", error=storable(text), cause="crash")
     else:
         outcome = TurnOutcome(kind="interrupted", cause="crash")

@@ -27,26 +27,21 @@ if TYPE_CHECKING:
     from ..storage.identity import SessionId
     from ..storage.records import Draft, ToolCall, TurnOutcome
     from .session import Session
-    from .turn import Turn
     from .turning import RunningTurn
 
 logger = logging.getLogger(__name__)
 
 
 async def unsaved_of(session: Session, agent: Any) -> tuple[Draft, ...] | None:
-    """What an agent that reports at the end has not reported yet."""
+    """What an agent that reports at the end has not reported yet. Raises what it raises."""
     unsaved = getattr(agent, "unsaved", None)
     if not callable(unsaved):
         return None
-    try:
-        with trio.fail_after(session.settings.hook_deadline_s):
-            messages: Any = unsaved()
-            if isawaitable(messages):
-                messages = await messages
-        return reported(messages, session.scribe.now()) if messages else None
-    except Exception:
-        logger.exception("unsaved() of the agent of %s failed", session.key)
-        return None
+    with trio.fail_after(session.settings.hook_deadline_s):
+        messages: Any = unsaved()
+        if isawaitable(messages):
+            messages = await messages
+    return reported(messages, session.scribe.now()) if messages else None
 
 
 def dropping(session: Session) -> Callable[[Draft], None]:
@@ -89,17 +84,7 @@ async def take_report(
             outcome = msgspec.structs.replace(outcome, detail=detail)
     elif aligned.rewrite:
         session.surroundings.counters.report_rows_dropped += len(aligned.rewrite)
-    return outcome, await _not_stored(session, turn, aligned)
-
-
-async def _not_stored(session: Session, turn: Turn, aligned: Aligned) -> tuple[Draft, ...]:
-    new = turn.not_stored(aligned.new)
-    if not aligned.known:
-        return new
-    scribe = session.scribe
-    session_id, uids = scribe.page.session_id, aligned.known
-    found = await scribe.writer.read(lambda reader: reader.seqs(session_id, uids))
-    return tuple(draft for draft in new if draft.uid not in found)
+    return outcome, await turn.not_stored(aligned.new, aligned.known)
 
 
 async def _rotate_by_result(

@@ -6,11 +6,12 @@ An agent returns text, an `Outcome`, nothing, or a mapping as existing agents do
 (contract A4). `agent_persisted` is information only, whatever it says (A5).
 
 Aligning a report: echoed uids match by themselves. Without uids, leading system messages are left
-out; old is the longest end of what this attempt was given with which the report begins, then a
-leading run equal to what the attempt has stored already. If nothing aligns, new begins behind the
-report's last user message that equals the turn's own, else behind its last user message. What comes
-before that is a rewrite of the past: with a new session id it is what the rotation carries, and
-otherwise it is dropped and counted, never stored as new.
+out; old is the longest end of what this attempt was given, the turn's own user message last, with
+which the report begins (one that leaves that message out must begin with a user's), then a leading
+run equal to what the attempt has stored already. If nothing aligns, new begins behind the report's
+last user message that equals the turn's own, else behind its last user message. What comes before
+that is a rewrite of the past: with a new session id it is what the rotation carries, and otherwise
+it is dropped and counted, never stored as new.
 
 The i-th message behind the turn's own user message gets its uid from (turn id, attempt, i), so
 reporting twice is harmless. Pure functions.
@@ -19,7 +20,8 @@ reporting twice is harmless. Pure functions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from msgspec import structs
 
@@ -69,6 +71,7 @@ def result_of(returned: Any, now_ms: int, *, said: str | None) -> Result:
     if isinstance(returned, str):
         return Result(TurnOutcome(kind="answered", text=returned), returned)
     if isinstance(returned, TurnOutcome):
+        _check_outcome(returned)
         return Result(returned, returned.text)
     if isinstance(returned, Mapping):
         return _result_of_mapping(cast("Mapping[str, Any]", returned), now_ms, said)
@@ -77,6 +80,17 @@ def result_of(returned: Any, now_ms: int, *, said: str | None) -> Result:
         f"an agent can't return {type(returned).__name__}",
         hint="return text, an Outcome, a mapping, or nothing",
     )
+
+
+def _check_outcome(outcome: TurnOutcome) -> None:
+    text: object = outcome.text
+    if outcome.kind not in get_args(OutcomeKind):
+        hint = f"use one of {', '.join(get_args(OutcomeKind))}"
+        raise InvalidContentError("kind", f"{outcome.kind!r} is no kind of outcome", hint=hint)
+    if text is not None and not isinstance(text, str):
+        raise InvalidContentError(
+            "text", f"{type(text).__name__} is not text", hint="give a string, or nothing"
+        )
 
 
 def _result_of_mapping(returned: Mapping[str, Any], now_ms: int, said: str | None) -> Result:
@@ -147,20 +161,32 @@ def align(report: tuple[Draft, ...], attempt: Attempt) -> Aligned:
     stored_uids = {message.uid for message in attempt.stored}
     if any(draft.uid for draft in rest):
         return _align_by_uid(rest, attempt, given_uids, stored_uids)
-    old = _longest_end(attempt.given, rest)
-    stored = _leading_run(attempt.stored, rest[old:])
-    own_user = [m for m in attempt.stored if m.role == "user"]
-    kept = tuple(m.uid for m in attempt.given[len(attempt.given) - old :]) if old else ()
+    own = _own_users(attempt)
+    behind_own = attempt.stored[len(own) :]
+    past = [*attempt.given, *own]
+    old = _longest_end(past, rest)
+    if not own or not old:
+        # It begins with the past and leaves this turn's own message out, or it is the turn alone.
+        # What begins in the middle of an exchange is the latter, though it may say the same as the
+        # last turn did.
+        past = [*attempt.given]
+        old = _longest_end(past, rest)
+        if old and past[len(past) - old].role != "user":
+            old = 0
+    stored = _leading_run(behind_own, rest[old:])
     if old or stored:
-        # Behind the aligned past comes the turn: its own user message, if it is echoed, is no new
-        # one and doesn't count for the numbering.
-        users = min(stored, len(own_user))
-        return Aligned(_numbered(rest[old + users :], stored - users, attempt), (), kept, ())
-    at = _behind_user(rest, own_user)
+        kept = tuple(m.uid for m in past[len(past) - old : len(attempt.given)])
+        return Aligned(_numbered(rest[old:], stored, attempt), (), kept, ())
+    at = _behind_user(rest, own)
     rewrite = tuple(rest[:at])
-    if rewrite and own_user and same_message(rewrite[-1], own_user[-1]):
+    if rewrite and own and same_message(rewrite[-1], own[-1]):
         rewrite = rewrite[:-1]
     return Aligned(_numbered(rest[at:], 0, attempt), rewrite, (), ())
+
+
+def _own_users(attempt: Attempt) -> list[Message]:
+    """The messages that the turn answers: they stand before everything else of it."""
+    return list(takewhile(lambda message: message.role == "user", attempt.stored))
 
 
 def _longest_end(given: Sequence[Message], report: Sequence[Draft]) -> int:
@@ -202,24 +228,29 @@ def _numbered(tail: Sequence[Draft], stored: int, attempt: Attempt) -> tuple[Dra
 def _align_by_uid(
     report: Sequence[Draft], attempt: Attempt, given: set[Uid], stored: set[Uid]
 ) -> Aligned:
-    """Echoed uids say what is old; the rest is new behind the last of them, a rewrite before."""
-    own_users = [m for m in attempt.stored if m.role == "user"]
+    """Echoed uids say what is old; the rest is new behind the last of them, a rewrite before.
+
+    What of this turn is echoed without uids is old as well.
+    """
+    own = _own_users(attempt)
+
+    def is_own(draft: Draft) -> bool:
+        return not draft.uid and any(same_message(draft, message) for message in own)
+
     last = -1
     for index, draft in enumerate(report):
-        echoes_user = not draft.uid and any(same_message(draft, m) for m in own_users)
-        if draft.uid in given or draft.uid in stored or echoes_user:
+        if draft.uid in given or draft.uid in stored or is_own(draft):
             last = index
+    rewrite = tuple(d for d in report[: last + 1] if not d.uid and not is_own(d))
     kept = tuple(draft.uid for draft in report if draft.uid in given)
-    rewrite = tuple(
-        draft
-        for draft in report[: last + 1]
-        if not draft.uid and not any(same_message(draft, m) for m in own_users)
-    )
-    behind_own = [m for m in attempt.stored if m.role != "user"]
-    base = sum(1 for draft in report[: last + 1] if draft.uid in {m.uid for m in behind_own})
+    # Where in what is stored of this turn the report has come to.
+    places = {message.uid: place for place, message in enumerate(attempt.stored)}
+    at = places.get(report[last].uid, len(own) - 1) + 1 if last >= 0 else len(own)
+    run = _leading_run(attempt.stored[at:], report[last + 1 :])
+    base = at + run - len(own)
     new: list[Draft] = []
     known: list[Uid] = []
-    for index, draft in enumerate(report[last + 1 :]):
+    for index, draft in enumerate(report[last + 1 + run :]):
         if draft.uid:
             known.append(draft.uid)
             new.append(draft)

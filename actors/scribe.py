@@ -141,6 +141,7 @@ class Scribe:
         self.route = loaded.route
         if loaded.session is not None:
             self.page = Page.of(loaded.session, loaded.messages)
+            self.source = loaded.session.source or self.source
         else:
             self.page = Page(loaded.route.session_id or self.fresh_session_id())
         return loaded
@@ -153,6 +154,10 @@ class Scribe:
 
     def now(self) -> int:
         return self._clock.now()
+
+    @property
+    def turn_deadline_s(self) -> float:
+        return self._settings.turn_deadline_s
 
     # Waiting -----------------------------------------------------------------------------------
 
@@ -220,7 +225,7 @@ class Scribe:
         commands: tuple[AnyCommand, ...],
         guards: tuple[Guard, ...] | None = None,
         *,
-        past_bounds: bool = False,
+        then: Callable[[Receipt], None] | None = None,
     ) -> Ticket:
         """Post something that is no row of the transcript. A refusal is the caller's affair."""
         if guards is None:
@@ -230,8 +235,10 @@ class Scribe:
             self._resolved()
             if isinstance(receipt, Refused) and receipt.reason == "stale_incarnation":
                 self._break(receipt, ())
+            if then is not None:
+                then(receipt)
 
-        ticket = self.writer.post(Unit(commands, guards), received, past_bounds=past_bounds)
+        ticket = self.writer.post(Unit(commands, guards), received)
         self._unresolved += 1
         return ticket
 
@@ -353,11 +360,18 @@ class Scribe:
             )
             page.stored = True
         elif page.end_kind == "suspension":
-            commands.append(
-                ReopenSession(session_id=page.session_id, replaces=page.end_version, at_ms=now)
-            )
+            commands += self.reopening()
             page.end_kind, page.end_version = None, page.end_version + 1
         return tuple(commands)
+
+    def reopening(self) -> tuple[AnyCommand, ...]:
+        """A suspended session is opened by whoever changes it, in the same unit."""
+        page = self.page
+        if page.end_kind != "suspension":
+            return ()
+        return (
+            ReopenSession(session_id=page.session_id, replaces=page.end_version, at_ms=self.now()),
+        )
 
     def _moving_to(self, session_id: SessionId, now_ms: int) -> SetRoute:
         version = self.route.route_version
@@ -460,7 +474,7 @@ class Scribe:
             self.move_route(child_id)
             self._told.on_moved(child)
 
-        return self._post_held((command, *after), durable)
+        return self._post_held((command, *after), durable, resets=bool(after))
 
     def compact(
         self,
@@ -473,9 +487,9 @@ class Scribe:
     ) -> Ticket:
         """The same in place: `covered` become inactive behind their summary."""
         page = self.page
-        # A summary that was written in place stands at the end of the range that it covers.
-        places = [m.covers[1] if m.covers else m.seq for m in covered]
-        first, last = Seq(min(places)), Seq(max(places))
+        # What a summary covers, whoever summarises it covers as well.
+        ranges = [m.covers or (m.seq, m.seq) for m in covered]
+        first, last = Seq(min(r[0] for r in ranges)), Seq(max(r[1] for r in ranges))
         command = Compact(
             session_id=page.session_id,
             base_seq=Seq(page.next_seq),
@@ -491,7 +505,11 @@ class Scribe:
             summary, page.session_id, page.next_seq, summary=True, covers=(first, last)
         )
 
+        reopening = self.reopening()
+
         def durable() -> None:
+            if reopening:
+                page.end_kind, page.end_version = None, page.end_version + 1
             at = next(n for n, message in enumerate(page.messages) if message.seq in gone)
             rest = [message for message in page.messages if message.seq not in gone]
             page.replace([*rest[:at], row, *rest[at:]])
@@ -499,9 +517,11 @@ class Scribe:
             page.revision += 1
             self._told.on_committed((row,))
 
-        return self._post_held((command, *after), durable)
+        return self._post_held((*reopening, command, *after), durable, resets=bool(after))
 
-    def _post_held(self, commands: tuple[AnyCommand, ...], durable: Callable[[], None]) -> Ticket:
+    def _post_held(
+        self, commands: tuple[AnyCommand, ...], durable: Callable[[], None], *, resets: bool
+    ) -> Ticket:
         if self._hold.on:
             raise InvariantError("two moves of one session at a time")
 
@@ -509,7 +529,7 @@ class Scribe:
             self._resolved()
             if isinstance(receipt, Durable):
                 durable()
-                if len(commands) > 1:
+                if resets:
                     self.counted_useless(0)
             elif isinstance(receipt, Refused) and receipt.reason not in _MOVE_REFUSALS:
                 self._break(receipt, ())

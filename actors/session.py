@@ -29,9 +29,11 @@ import trio
 from ..storage.commands import AcceptInbound, OpenTurn, TakeInbound
 from ..storage.errors import InvariantError, OnepenError
 from ..storage.identity import TurnId
+from ..storage.records import TurnOutcome
 from ..storage.units import Durable, Refused
 from . import recovery, turning
 from .binding import Binding
+from .compression import SummaryRaised
 from .exchanges import closing_results, open_calls
 from .line import Accepted, Operate, SessionBusyError, SessionCrashedError, Submit, Waiting
 from .mailbox import Answer, MailboxClosedError, run_actor
@@ -39,7 +41,7 @@ from .messages import user_draft
 from .scribe import Scribe, ScribeEvents
 from .turn import Turn
 from .turning import RunningTurn
-from .warm import AgentSlot, SessionInfo
+from .warm import AgentSlot, SessionInfo, close_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,7 +97,9 @@ class Session(ScribeEvents):
         self._ready = False
         self._operations: deque[_Operation] = deque()
         self._working = False
+        self._taking_back = 0
         self._slot: str = "none"  # none, asked, held
+        self._slot_source = line.source
         self._nursery: trio.Nursery
 
     # The loop ----------------------------------------------------------------------------------
@@ -149,12 +153,12 @@ class Session(ScribeEvents):
         if self._slot == "held":
             self.surroundings.slots.give_back()
         elif self._slot == "asked":
-            self.surroundings.slots.withdraw(self.line.source, self._on_slot)
+            self.surroundings.slots.withdraw(self._slot_source, self._on_slot)
         self._slot = "none"
         if self.turn is not None:
             self.turn.give_slot_back(self)
         with trio.CancelScope(shield=True):
-            await self.slot.close()
+            await self.slot.close(close_quietly)
 
     def spawn(self, function: Callable[..., Any], *arguments: Any) -> None:
         """A task of this actor, in a context that belongs to no turn."""
@@ -204,7 +208,12 @@ class Session(ScribeEvents):
         if len(self.waiting) >= self.settings.waiting_per_key_max:
             why = f"{len(self.waiting)} messages are waiting already"
             raise SessionBusyError(self.key, 1.0, why=why)
-        ticket = self.scribe.note(opened)
+
+        def received(receipt: Receipt) -> None:
+            if isinstance(receipt, Durable):
+                self.line.stream.publish("turn.queued", turn_id=waiting.turn_id)
+
+        ticket = self.scribe.note(opened, then=received)
         self.waiting.append(waiting._replace(ticket=ticket))
         self.surroundings.counters.turns_queued += 1
         self._go_on()
@@ -233,8 +242,10 @@ class Session(ScribeEvents):
     def _post_start(self, running: RunningTurn) -> None:
         waiting = running.waiting
         page = self.scribe.page
-        if not page.stored and page.user is None:
-            page.user = waiting.body.user
+        if not page.stored:
+            # The message that makes the row says where the conversation comes from.
+            self.scribe.source = waiting.source or self.scribe.source
+            page.user = page.user or waiting.body.user
 
         def received(receipt: Receipt) -> None:
             # The submitter is told here, without a detour through the turn's task.
@@ -291,8 +302,8 @@ class Session(ScribeEvents):
             self._working = True
             self.spawn(self._work)
         elif self.waiting and not self.stopping and self._slot == "none":
-            self._slot = "asked"
-            self.surroundings.slots.ask(self.line.source, self._on_slot)
+            self._slot, self._slot_source = "asked", self.waiting[0].source or self.scribe.source
+            self.surroundings.slots.ask(self._slot_source, self._on_slot)
 
     def _on_slot(self) -> None:
         self._slot = "held"
@@ -325,17 +336,21 @@ class Session(ScribeEvents):
         if self.scribe.broken is not None:
             await self.reload()
         while self.waiting:
-            ticket = self.waiting[0].ticket
-            if ticket is not None:
-                reply = self.line.reply_of(self.waiting[0].turn_id)
-                receipt = await self.scribe.receipt_of(ticket, reply)
+            waiting = self.waiting[0]
+            if waiting.ticket is not None:
+                reply = self.line.reply_of(waiting.turn_id)
+                receipt = await self.scribe.receipt_of(waiting.ticket, reply)
                 if isinstance(receipt, Refused):
-                    self.line.fail_reply(self.waiting.popleft().turn_id, receipt.error())
+                    self.line.fail_reply(waiting.turn_id, receipt.error())
+                    if waiting in self.waiting:
+                        self.waiting.remove(waiting)
                     continue
             await self.scribe.room()
-            if not self.waiting or self._operations:
+            if self._operations:
                 break
-            waiting = self.waiting.popleft()
+            if not self.waiting or self.waiting[0] is not waiting:
+                continue  # it was taken back meanwhile
+            self.waiting.popleft()
             take = TakeInbound(source=waiting.source, inbound_id=waiting.inbound_id)
             before = (take,) if waiting.attempt == 1 else ()
             running = RunningTurn(waiting, self._user_rows(waiting), before)
@@ -356,6 +371,9 @@ class Session(ScribeEvents):
             if self.scribe.broken is not None:
                 await self.reload()
             result = await operation.operate.run(self)
+        except SummaryRaised as raised:
+            assert answer is not None  # whoever gave the function waits for what became of it
+            answer.fail(raised.error)
         except OnepenError as error:
             if answer is None or isinstance(error, InvariantError):
                 raise
@@ -373,6 +391,20 @@ class Session(ScribeEvents):
             return False
         return running.interrupt(self, cause)
 
+    def take_back(self, turn_id: TurnId, cause: str) -> bool:
+        """A message that still waits gets no turn; true if there was one of this id."""
+        waiting = next((one for one in self.waiting if one.turn_id == turn_id), None)
+        if waiting is None:
+            return False
+        self.waiting.remove(waiting)
+        self._taking_back += 1
+        self.spawn(self._end_waiting, waiting, TurnOutcome(kind="interrupted", cause=cause))
+        return True
+
+    async def _end_waiting(self, waiting: Waiting, outcome: TurnOutcome) -> None:
+        await recovery.end_waiting(self, waiting, outcome)
+        self._taking_back -= 1
+
     @property
     def idle(self) -> bool:
         """Whether nothing would be lost by forgetting this actor."""
@@ -381,6 +413,7 @@ class Session(ScribeEvents):
             and not self._working
             and self._slot == "none"
             and not self.waiting
+            and not self._taking_back
             and not self._operations
             and not len(self.line.mailbox)
             and self.scribe.settled
@@ -395,7 +428,7 @@ class Session(ScribeEvents):
 
     def info(self) -> SessionInfo:
         page = self.scribe.page
-        return SessionInfo(self.line.key, self.line.source, page.user, page.session_id)
+        return SessionInfo(self.line.key, self.scribe.source, page.user, page.session_id)
 
     async def reload(self) -> None:
         """Look at what is stored; memory follows."""

@@ -26,20 +26,22 @@ import trio
 
 from ..storage.commands import AddUsage
 from ..storage.edge import check_draft, check_unit
-from ..storage.errors import InvalidContentError
+from ..storage.errors import ConflictError, InvalidContentError
+from ..storage.identity import Uid
 from ..storage.records import Draft, Tokens
 from ..storage.units import Unit
 from . import compression
-from .compression import Compression, Summarise
+from .compression import Compress, Compression, Summarise, SummaryRaised
 from .exchanges import closing_results, open_calls, ordered
 from .messages import Given, draft_of
 from .results import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from ..storage.commands import AnyCommand
-    from ..storage.identity import SessionId, SessionKey, TurnId, Uid
+    from ..storage.engine import Reader
+    from ..storage.identity import SessionId, SessionKey, TurnId
     from ..storage.records import Inbound, Message, ToolCall
     from .binding import Binding
     from .events import Stream
@@ -51,8 +53,8 @@ logger = logging.getLogger(__name__)
 def _refuse(orphan: Draft) -> None:
     raise InvalidContentError(
         "tool_call_id",
-        f"no open tool call has the id {orphan.tool_call_id!r}",
-        hint="append the call first, and its result before the next message",
+        f"there is no open call {orphan.tool_call_id!r}: it was never made, or the turn went on",
+        hint="append a call before its result, and the result before the next message",
     )
 
 
@@ -111,6 +113,7 @@ class Turn:
         self._given: list[Message] = scribe.page.messages
         self._given_count = len(self._given)
         self._open: dict[str, ToolCall] = {}
+        self._posted: set[Uid] = set()  # also what is held until a rotation is durable
         self._deferred: list[Draft] = []  # until the open calls have their results
         self._usage: list[AddUsage] = []
         self._streamed: Uid | None = None
@@ -164,9 +167,17 @@ class Turn:
         anything is posted, and `StorageUnavailableError`.
         """
         self._check_open()
-        now = self._scribe.now()
-        drafts = tuple(draft_of(one, self._scribe.fresh_uid, now) for one in given)
-        await self._post(self.not_stored(drafts))
+        now, made = self._scribe.now(), set[Uid]()
+
+        def fresh_uid() -> Uid:
+            made.add(uid := self._scribe.fresh_uid())
+            return uid
+
+        drafts = tuple(draft_of(one, fresh_uid, now) for one in given)
+        for draft in drafts:
+            check_draft(draft)
+        brought = [draft.uid for draft in drafts if draft.uid not in made]
+        await self._post(await self.not_stored(drafts, brought))
         return drafts
 
     async def say(self, text: str) -> None:
@@ -224,17 +235,23 @@ class Turn:
         `summary` is text, or a function of the history that writes it. Returns the child's id when
         the move is durable. Raises `NoGainError` if it would not shrink the transcript.
         """
-        self._check_open()
-        asked = Compression(summary, upto, force, self.id)
-        return await compression.rotate(self._scribe, asked, self._useless_max)
+        return await self._compress(compression.rotate, summary, upto, force=force)
 
     async def compact(
         self, summary: Summarise, *, upto: Uid | None = None, force: bool = False
     ) -> SessionId:
         """Shorten the transcript in place: the history becomes inactive behind its summary."""
+        return await self._compress(compression.compact, summary, upto, force=force)
+
+    async def _compress(
+        self, compress: Compress, summary: Summarise, upto: Uid | None, *, force: bool
+    ) -> SessionId:
         self._check_open()
         asked = Compression(summary, upto, force, self.id)
-        return await compression.compact(self._scribe, asked, self._useless_max)
+        try:
+            return await compress(self._scribe, asked, self._useless_max)
+        except SummaryRaised as raised:
+            raise raised.error  # noqa: B904 - it is the agent's own error, as it raised it
 
     def usage(
         self,
@@ -303,11 +320,12 @@ class Turn:
 
     def _rows(self, drafts: tuple[Draft, ...]) -> tuple[tuple[Draft, ...], tuple[AnyCommand, ...]]:
         """What is posted for these drafts now: with what waited for them, and what they close."""
-        opened = dict(self._open)
+        opened, drafts = dict(self._open), tuple(self._not_posted(drafts))
         rows, deferred = self._in_order(drafts, opened, "the turn went on without one", _refuse)
         self._open, self._deferred = opened, deferred
         if rows:
             self._last = rows[-1]
+            self._posted.update(row.uid for row in rows)
         return tuple(rows), self.take_usage()
 
     def _in_order(
@@ -337,15 +355,41 @@ class Turn:
 
     # For the session ---------------------------------------------------------------------------
 
-    def not_stored(self, drafts: tuple[Draft, ...]) -> tuple[Draft, ...]:
-        """Those of the drafts whose uid is not in the transcript, nor in what was given."""
+    async def not_stored(
+        self, drafts: tuple[Draft, ...], brought: Sequence[Uid]
+    ) -> tuple[Draft, ...]:
+        """Those that are not stored; `brought` are the uids that were not given out just now.
+
+        One that is no longer in the transcript (rotated away, summarised, rewound) is stored all
+        the same. Raises `ConflictError` for a message of another conversation.
+        """
         page = self._scribe.page
-        given = self._given[: self._given_count]
-        unknown = [d for d in drafts if not page.has(d.uid)]
-        echoed: set[Uid] = set()
-        if unknown and page.messages is not self._given:
-            echoed = {message.uid for message in given}
-        return tuple(d for d in unknown if d.uid not in echoed)
+        unknown = [uid for uid in brought if not page.has(uid) and uid not in self._posted]
+        if not unknown:
+            return drafts
+        key = self.key
+
+        def look(reader: Reader) -> set[Uid]:
+            found: set[Uid] = set()
+            for uid in unknown:
+                message = reader.message(uid)
+                if message is not None:
+                    session = reader.session(message.session_id)
+                    if session is not None and session.key != key:
+                        raise ConflictError(f"message {uid}", session.key, key)
+                    found.add(uid)
+            return found
+
+        stored = await self._scribe.writer.read(look)
+        return tuple(draft for draft in drafts if draft.uid not in stored)
+
+    def _not_posted(self, drafts: Iterable[Draft]) -> list[Draft]:
+        """Each message once, as it stands in this very moment."""
+        page, new = self._scribe.page, dict[Uid, Draft]()
+        for draft in drafts:
+            if not page.has(draft.uid) and draft.uid not in self._posted:
+                new.setdefault(draft.uid, draft)
+        return list(new.values())
 
     def as_attempt(self) -> Attempt:
         """What this attempt was given and has stored, for aligning its report."""
@@ -375,7 +419,7 @@ class Turn:
         It goes by what is stored, and changes nothing here, so it can be asked again.
         """
         opened, scribe = open_calls(self.messages), self._scribe
-        rows, deferred = self._in_order(drafts, opened, why, on_orphan)
+        rows, deferred = self._in_order(self._not_posted(drafts), opened, why, on_orphan)
         rows += closing_results(opened.values(), why, scribe.fresh_uid, scribe.now())
         return (*rows, *deferred)
 

@@ -24,7 +24,7 @@ from ..storage.records import Draft, TurnOutcome
 from ..storage.units import Durable
 from .binding import current_binding
 from .mailbox import Answer
-from .replies import Reply, reply_text, storable
+from .replies import Reply, reply_text, said_by, storable
 from .reports import dropping, take_report, unsaved_of
 from .results import Result, result_of
 from .titles import apply_pending_title
@@ -151,7 +151,7 @@ async def run_turn(session: Session, running: RunningTurn) -> None:
             "on_session_start",
             session_id=turn.session_id,
             key=turn.key,
-            source=session.line.source,
+            source=session.scribe.source,
             user=session.scribe.page.user,
         )
     if hooks.has("on_turn_start"):
@@ -202,8 +202,11 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
                 if isawaitable(returned):
                     returned = await returned
                 result = result_of(returned, session.scribe.now(), said=turn.said)
-    except (Exception, SystemExit) as error:
-        # Whatever an agent raises ends its own turn and nothing else.
+    except BaseException as error:
+        # Whatever an agent raises ends its own turn and nothing else; asyncio's cancellation and
+        # an exit, too. What isn't the agent's goes on: somebody wants an end of all this.
+        if not is_agents_own(error):
+            raise
         result = Result(_failure(running, error))
         if result.outcome.cause == "agent":
             logger.warning("the agent of %s failed", session.key, exc_info=error)
@@ -221,12 +224,18 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
     return Result(TurnOutcome(kind="interrupted", cause=running.cause))
 
 
+def is_agents_own(error: BaseException) -> bool:
+    """Whether nothing in it is trio's cancellation, or the user's Ctrl-C."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_agents_own, error.exceptions))
+    return not isinstance(error, trio.Cancelled | KeyboardInterrupt | GeneratorExit)
+
+
 def _failure(running: RunningTurn, error: BaseException) -> TurnOutcome:
     cause = "agent"
     if isinstance(error, StorageError) or running.cause == "refused":
         cause = "storage"
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return TurnOutcome(kind="failed", error=storable(text), cause=cause)
+    return TurnOutcome(kind="failed", error=storable(said_by(error)), cause=cause)
 
 
 def _refused_outcome(session: Session) -> TurnOutcome:
@@ -246,7 +255,13 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
     outcome, answer, report = result.outcome, result.answer, result.report
     new: tuple[Draft, ...] = ()
     if report is None and outcome.kind in ("interrupted", "failed"):
-        report = await unsaved_of(session, running.agent)
+        try:
+            report = await unsaved_of(session, running.agent)
+        except Exception:
+            # The turn has failed as it is; it ends with what it has stored.
+            logger.exception("unsaved() of the agent of %s failed", session.key)
+    if report is None and result.session_id is not None:
+        report = ()  # it moves on without saying what it takes along: this turn goes with it
     if report is not None:
         try:
             outcome, new = await take_report(session, running, result, report)
@@ -292,7 +307,7 @@ def _last_rows(
     why = "the turn ended without one"
     if outcome.kind in ("interrupted", "failed"):
         why = f"the turn was {outcome.kind}" + (f" ({outcome.cause})" if outcome.cause else "")
-    rows = [draft for draft in new if not scribe.page.has(draft.uid)]
+    rows = [*new]
     if answer is not None and answer.strip() and not turn.is_streamed_answer(answer):
         rows.append(
             Draft(uid=scribe.fresh_uid(), role="assistant", text=answer, created_ms=scribe.now())

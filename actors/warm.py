@@ -24,7 +24,7 @@ import trio
 from ..storage.errors import OnepenError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ..storage.identity import SessionId, SessionKey
 
@@ -76,7 +76,7 @@ class AgentSource:
     async def close(self) -> None:
         """At the runtime's end: the shared agent, once."""
         if self.shared is not None:
-            await close_agent(self.shared)
+            await close_quietly(self.shared)
 
 
 def check_agent(agent: Any) -> None:
@@ -93,14 +93,19 @@ def runner_of(agent: Any) -> Callable[[Any], Any]:
 
 
 async def close_agent(agent: Any) -> None:
-    """Its optional `close()`, sync or async; an error is logged, there is nobody to mend it."""
+    """Its optional `close()`, sync or async. Raises what it raises."""
     close = getattr(agent, "close", None) or getattr(agent, "aclose", None)
     if not callable(close):
         return
+    result = close()
+    if isawaitable(result):
+        await result
+
+
+async def close_quietly(agent: Any) -> None:
+    """The same where nobody could mend it: an error is logged."""
     try:
-        result = close()
-        if isawaitable(result):
-            await result
+        await close_agent(agent)
     except Exception:
         logger.exception("closing an agent failed")
 
@@ -128,7 +133,7 @@ class AgentSlot:
             if not changed and not self._foreign:
                 return self.agent
             source.rebuilt += 1
-            await self.close()
+            await self.close(close_quietly)
         built: Any = source.factory(info)
         if isawaitable(built):
             built = await built
@@ -159,11 +164,11 @@ class AgentSlot:
         if self.agent is not None and getattr(self.agent, "check_revision", True) is not False:
             self._foreign = True
 
-    async def close(self) -> None:
+    async def close(self, close: Callable[[Any], Awaitable[None]] = close_agent) -> None:
         """Let the agent go, unless it is everybody's."""
         agent = self.agent
         if self._source.factory is None or agent is None:
             return
         self.agent = None
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 5.0):
-            await close_agent(agent)
+            await close(agent)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -101,41 +102,99 @@ async def assemble(
     """The same from parts; `inline` and `at` are for simulation, as in `open_writer`."""
     check_settings(settings)
     body_error: BaseException | None = None
+    serving = _Serving(settings)
     try:
-        async with open_writer(open_engine, clock, settings.writer, inline=inline, at=at) as writer:
-            surroundings = Surroundings(
-                writer=writer,
-                clock=clock,
-                ids=ids,
-                settings=settings.sessions,
-                hooks=Hooks(hooks, settings.sessions.hook_deadline_s),
-                agents=agents,
-                slots=Slots(settings.sessions.turns_running_max),
-                counters=Counters(),
-                context=clean_context(),
-                on_idle=_ignore,
-            )
-            async with trio.open_nursery() as nursery:
-                directory = Directory(surroundings, nursery)
-                runtime = Runtime(directory, surroundings, settings)
-                try:
-                    await _recover(directory, writer, settings)
-                    housekeeping = ChildSpec("housekeeping", _as_child(directory.keep_house))
-                    async with open_supervisor(Policy(), (housekeeping,), name="runtime"):
-                        try:
-                            yield runtime
-                        except BaseException as error:
-                            body_error = error
-                finally:
-                    await _end(runtime, settings, cancelled=isinstance(body_error, trio.Cancelled))
-                    await _close_agents(agents)
-                    nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            parts = (open_engine, clock, ids, agents, hooks)
+            runtime = await nursery.start(partial(serving.run, *parts, inline=inline, at=at))
+            try:
+                yield runtime
+            except BaseException as error:
+                body_error = error
+            with trio.CancelScope(shield=True):
+                await serving.stop(cancelled=isinstance(body_error, trio.Cancelled))
     except BaseException as error:
         if body_error is None or isinstance(body_error, trio.Cancelled):
             _raise_failure(error)
         logger.error("the runtime failed while it ended", exc_info=error)
     if body_error is not None:
         raise body_error
+
+
+class _Serving:
+    """The task beside the caller's block in which everything lives.
+
+    Shielded once it serves, so that a block that is cancelled still finds everybody alive who is
+    needed for an orderly end.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._asked = trio.Event()
+        self._ended = trio.Event()
+        self._cancelled = False
+
+    async def stop(self, *, cancelled: bool) -> None:
+        """End in order, shortly if the block was cancelled; waits until it is done."""
+        self._cancelled = cancelled
+        self._asked.set()
+        await self._ended.wait()
+
+    async def run(
+        self,
+        open_engine: Callable[[], Engine],
+        clock: Clock,
+        ids: Ids,
+        agents: AgentSource,
+        hooks: object | None,
+        *,
+        inline: bool,
+        at: Callable[[str], object] | None,
+        task_status: trio.TaskStatus[Runtime],
+    ) -> None:
+        settings = self._settings
+        try:
+            with trio.CancelScope() as scope:
+                async with open_writer(
+                    open_engine, clock, settings.writer, inline=inline, at=at
+                ) as writer:
+                    surroundings = Surroundings(
+                        writer=writer,
+                        clock=clock,
+                        ids=ids,
+                        settings=settings.sessions,
+                        hooks=Hooks(hooks, settings.sessions.hook_deadline_s),
+                        agents=agents,
+                        slots=Slots(settings.sessions.turns_running_max),
+                        counters=Counters(),
+                        context=clean_context(),
+                        on_idle=_ignore,
+                    )
+                    await self._serve(surroundings, scope, task_status)
+        finally:
+            self._ended.set()
+
+    async def _serve(
+        self,
+        surroundings: Surroundings,
+        scope: trio.CancelScope,
+        task_status: trio.TaskStatus[Runtime],
+    ) -> None:
+        settings = self._settings
+        async with trio.open_nursery() as nursery:
+            directory = Directory(surroundings, nursery)
+            runtime = Runtime(directory, surroundings, settings)
+            try:
+                await _recover(directory, surroundings.writer, settings)
+                housekeeping = ChildSpec("housekeeping", _as_child(directory.keep_house))
+                async with open_supervisor(Policy(), (housekeeping,), name="runtime"):
+                    scope.shield = True
+                    task_status.started(runtime)
+                    await self._asked.wait()
+            finally:
+                await _end(runtime, settings, cancelled=self._cancelled)
+                await _close_agents(surroundings.agents)
+                nursery.cancel_scope.cancel()
 
 
 def _raise_failure(error: BaseException) -> None:

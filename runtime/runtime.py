@@ -22,7 +22,7 @@ from ..actors.line import RuntimeClosedError, Submit
 from ..actors.messages import Inbound, user_draft
 from ..actors.slots import SlotStatistics
 from ..actors.writer import WriterStatistics
-from ..storage.edge import check_draft, check_session_id
+from ..storage.edge import check_draft, check_json, check_name, check_session_id
 from ..storage.errors import InvalidContentError, SessionHeldError
 from ..storage.identity import SessionId, SessionKey, Uid
 from .reading import Sessions
@@ -97,7 +97,7 @@ class Runtime:
             raise InvalidContentError("busy", f"{busy!r} is not known", hint="use queue")
         checked = SessionKey(check_key(key))
         submit = _checked(inbound, source_of(key), self._surroundings.ids.fresh)
-        return await self._directory.ask(checked, submit.source, submit)
+        return await self._directory.ask(checked, source_of(key), submit)
 
     async def ask(
         self,
@@ -122,7 +122,10 @@ class Runtime:
             raise
 
     def interrupt(self, key: str) -> bool:
-        """Stop the key's running turn, at once; true if there was one."""
+        """Stop the key's running turn, at once; true if there was one.
+
+        Waiting messages stay: the next of them starts.
+        """
         return self._directory.interrupt(SessionKey(check_key(key)), "person")
 
     @asynccontextmanager
@@ -318,6 +321,12 @@ def _checked(inbound: Inbound, source: str, fresh_id: Any) -> Submit:
         raise InvalidContentError("message", "it has no content", hint="give text or parts")
     body = inbound.body()
     check_draft(user_draft(body, _ANY_UID, 0))
+    if inbound.source is not None:
+        check_name("source", inbound.source)
+    if inbound.id is not None:
+        check_name("id", inbound.id)
+    if inbound.reply_to is not None:
+        check_json("reply_to", inbound.reply_to)
     digest = blake2b(msgspec.json.encode(body), digest_size=16).hexdigest()
     return Submit(inbound, inbound.id or fresh_id(), inbound.source or source, digest)
 

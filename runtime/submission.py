@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, final
 
-from ..actors.operations import drop_waiting
+from ..actors.operations import take_back
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -53,17 +53,22 @@ class Submission:
     @asynccontextmanager
     async def events(self, after: Position | None = None) -> AsyncGenerator[Subscription]:
         """The turn's events, as a channel that ends behind `turn.ended`."""
-        subscription = await self._directory.subscribe(self.key, self._source, self.turn_id, after)
+        subscription = await self._directory.subscribe(
+            self.key, self._source, self.turn_id, after, over=self._accepted.reply.given
+        )
         try:
             yield subscription
         finally:
             await subscription.aclose()
 
     async def interrupt(self) -> bool:
-        """Stop the turn, or take the message back if it still waits; true if that did anything."""
+        """Stop the turn, or take the message back if it still waits; true if that did anything.
+
+        What became of it is stored when `reply` returns.
+        """
         if self._accepted.reply.given:
             return False
         if self._directory.interrupt(self.key, "person", self.turn_id):
             return True
-        operation = drop_waiting(self.turn_id, "person")
+        operation = take_back(self.turn_id, "person")
         return await self._directory.ask(self.key, self._source, operation)

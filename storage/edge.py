@@ -434,6 +434,13 @@ def check_session_id(session_id: Any) -> None:
         )
 
 
+def check_name(field: str, name: Any) -> None:
+    """Raise unless it can be the name of something: a source, an inbound id."""
+    _check_text(field, name, NAME_BYTES_MAX)
+    if not name:
+        _refuse(field, "it is empty", "leave it out, or give a name")
+
+
 def check_title(title: str) -> None:
     """A title is trimmed, visible and short; `clean_title` makes one."""
     _check_text("title", title, NAME_BYTES_MAX)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Found,
         InboxEntry,
         Listed,
+        Message,
         Question,
         Route,
         Session,
@@ -139,6 +140,10 @@ class Reader(Protocol):
     def around(
         self, session_id: SessionId, uid: Uid, *, before: int = 5, after: int = 5
     ) -> Found: ...
+    def message(self, uid: Uid) -> Message | None:
+        """The original under this uid, wherever it is, active or not."""
+        ...
+
     def revision(self, session_id: SessionId) -> int: ...
 
     # Work

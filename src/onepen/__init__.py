@@ -8,6 +8,7 @@ import logging
 from importlib.metadata import version
 
 from .actors.binding import CurrentSession, current_session
+from .actors.compression import SummaryTooSlowError
 from .actors.events import Event, Subscription
 from .actors.finalize import Finalized
 from .actors.intake import WriterSettings
@@ -92,6 +93,7 @@ __all__ = [
     "Streaming",
     "Submission",
     "Subscription",
+    "SummaryTooSlowError",
     "SystemClock",
     "SystemIds",
     "Ticket",

@@ -135,6 +135,8 @@ def _ask_about_sessions(reader: Reader, names: Names, ask: Callable[..., None]) 
     for title in names.titles:
         for found in (title, title.rpartition(" #")[0] or title, f"{title} #2"):
             ask(reader.find_session, found)
+    for uid in names.uids:
+        ask(reader.message, uid)
     for session_id in names.sessions:
         ask(reader.session, session_id)
         ask(reader.find_session, session_id)

@@ -352,6 +352,7 @@ class EngineConformance(SessionConformance, TranscriptConformance, WorkConforman
                 assert reader.session_of_key(SessionKey("nobody")) is None
                 assert reader.revision(SessionId("nothing")) == 0
                 assert reader.seqs(SessionId("nothing"), [uid_of("x")]) == {}
+                assert reader.message(uid_of("x")) is None
 
 
 def _poisoned(unit: Unit, poison: dict[str, Any]) -> Unit:

@@ -204,6 +204,10 @@ class ModelReader:
             raise MissingError(f"message {uid} in session {session_id}")
         return Found(messages=tuple(rows[max(here - before, 0) : here + 1 + after]))
 
+    def message(self, uid: Uid) -> Message | None:
+        rows = (m for rows in self._state.transcripts.values() for m in rows)
+        return next((m for m in rows if m.uid == uid and not m.carried), None)
+
     def revision(self, session_id: SessionId) -> int:
         session = self._state.sessions.get(session_id)
         return 0 if session is None else session.revision
