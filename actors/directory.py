@@ -203,7 +203,7 @@ class Directory:
                     if not await self._survives(entry, crash):
                         return
                 else:
-                    crash = None
+                    entry.session = crash = None
                     if line.mailbox.closed:
                         self._leave(line, MailboxClosedError("the actor has left"))
                         return

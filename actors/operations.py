@@ -12,6 +12,7 @@ its turn: nobody else writes this key meanwhile, and if somebody does, the unit 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..storage.commands import (
@@ -95,12 +96,12 @@ def rewind(to: Uid | None, turns: int) -> Operate[int]:
         scribe = session.scribe
         _check_open(session)
         page = scribe.page
-        cut = _at(page.messages, _turns_back(session, turns)) if to is None else None
-        if to is not None:
-            cut = _at(page.messages, page.index_of(to)) if page.has(to) else None
-            if cut is None:
-                cut = await scribe.read(lambda reader: _inside_summary(reader, page, to))
-        assert cut is not None
+        if to is None:
+            cut = _at(page.messages, _turns_back(session, turns))
+        elif page.has(to):
+            cut = _at(page.messages, page.index_of(to))
+        else:
+            cut = await scribe.read(partial(_inside_summary, page, to))
         now = scribe.now()
         command = Rewind(
             session_id=page.session_id,
@@ -133,14 +134,16 @@ def _at(messages: Sequence[Message], index: int) -> _Point:
     return _Point(to_seq, open_calls(messages[:index]))
 
 
-def _inside_summary(reader: Reader, page: Page, to: Uid) -> _Point:
+def _inside_summary(page: Page, to: Uid, reader: Reader) -> _Point:
     """In front of a message that a summary covers: what stands before it comes back (B10)."""
     target = reader.around(page.session_id, to, before=0, after=0).messages[0]
     if target.uid != to or target.state != "summarised":
         raise MissingError(f"a message {to} in session {page.session_id} that was not rewound")
     to_seq = target.covers[0] if target.covers else target.seq
     stands = [m for m in page.messages if _place(m) < to_seq]
-    place = (_place(stands[-1]), stands[-1].seq) if stands else (-1, -1)
+    place: tuple[int, int] | None = (-1, -1)
+    if stands:
+        place = (_place(stands[-1]), stands[-1].seq)
     back: list[Message] = []
     while place is not None and place[0] < to_seq:
         found = reader.transcript(page.session_id, include_inactive=True, after=place)

@@ -410,6 +410,7 @@ class Session(ScribeEvents):
         """Whether nothing would be lost by forgetting this actor."""
         return (
             self._ready
+            and not self.stopping
             and not self._working
             and self._slot == "none"
             and not self.waiting

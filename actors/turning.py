@@ -226,8 +226,9 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
 
 def is_agents_own(error: BaseException) -> bool:
     """Whether nothing in it is trio's cancellation, or the user's Ctrl-C."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(is_agents_own, error.exceptions))
+    inside: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    if isinstance(error, BaseExceptionGroup) and inside:
+        return all(map(is_agents_own, inside))
     return not isinstance(error, trio.Cancelled | KeyboardInterrupt | GeneratorExit)
 
 

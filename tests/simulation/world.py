@@ -284,7 +284,7 @@ async def compare_memory(session: Any) -> None:
     assert page.messages == messages, "an actor remembers other messages than are stored"
     assert (page.next_seq, page.revision) == (row.next_seq, row.revision)
     assert (page.end_kind, page.end_version) == (row.end_kind, row.end_version)
-    assert route == stored_route
+    assert route == stored_route, f"an actor remembers {route}, stored is {stored_route}"
     assert session.binding.session_id == page.session_id == stored_route.session_id
 
 
