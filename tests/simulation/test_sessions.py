@@ -32,6 +32,7 @@ CANONICAL: dict[str, list[list[Step]]] = {
     "writer crash behind the commit": [[Step("crash writer", kind="committed"), ASK], [ASK]],
     "session crash": [[ASK], [Step("crash session"), ASK]],
     "take over": [[ASK, Step("take over")], [Step("ask", key="two:b")]],
+    "unit refused with later ones posted": [[ASK, Step("ask", kind="many")], [Step("foreign")]],
     "rewind/ask": [[ASK, Step("rewind")], [Step("ask", kind="tools")]],
 }
 
@@ -44,7 +45,7 @@ def run_program(program: Sequence[Sequence[Step]], schedule: Sequence[int]) -> N
         check_world(directory, account.accepted, account.answered, ended=True)
 
 
-@given(programs("crash session", "crash writer"), schedules())
+@given(programs("crash session", "crash writer", "foreign"), schedules())
 def test_whatever_the_schedule_what_was_told_is_stored_once(
     program: list[list[Step]], schedule: list[int]
 ) -> None:
@@ -72,6 +73,25 @@ def test_every_schedule_with_one_preemption_holds(name: str) -> None:
     assert found.runs > 10
 
 
+def test_a_refused_unit_takes_those_behind_it_along_and_the_turn_says_so() -> None:
+    """INV-4, INV-10: the search comes to schedules in which somebody else's row gets between."""
+    worlds: list[World] = []
+    program = [[ASK, Step("ask", kind="many")], [ASK, Step("foreign")]]
+
+    def fresh() -> object:
+        async def main() -> None:
+            with scratch() as directory:
+                account = Account()
+                worlds.append(World(directory, account))
+                await worlds[-1].run(program)
+                check_world(directory, account.accepted, account.answered, ended=True)
+
+        return main
+
+    explore(fresh, preemptions_max=1, runs_max=150)  # type: ignore[arg-type]
+    assert sum(world.reloads > 0 for world in worlds) > 5
+
+
 @given(programs(), schedules(), st.floats(0, 1), st.integers(0, 2**16))
 @settings(max_examples=25)
 @example([[ASK, Step("rotate")]], [], 0.9, 1)
@@ -91,14 +111,14 @@ def test_after_a_power_cut_each_key_has_one_session_and_nothing_told_is_lost(
             answered = dict(_pairs(image.payloads("answered")))
             with scratch() as left:
                 image.write_to(left / "disk")
-                _check_recovery(left / "disk", accepted, answered, number)
+                check_recovery(left / "disk", accepted, answered, number)
 
 
 def _pairs(payloads: Sequence[object]) -> list[tuple[TurnId, str]]:
     return [payload for payload in payloads if isinstance(payload, tuple)]
 
 
-def _check_recovery(
+def check_recovery(
     directory: Path, accepted: dict[str, TurnId], answered: dict[TurnId, str], number: int
 ) -> None:
     """What is left holds by itself, and holds when a runtime has recovered it, twice."""

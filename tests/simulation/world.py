@@ -12,21 +12,23 @@ import shutil
 import tempfile
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 from hypothesis import strategies as st
 
-from onepen import OnepenError, Settings
+from onepen import Draft, Guard, OnepenError, Settings, Unit
 from onepen.actors.exchanges import open_calls
 from onepen.actors.line import SessionCrashedError
 from onepen.actors.page import load_messages
 from onepen.actors.warm import AgentSource
 from onepen.runtime.opening import assemble
+from onepen.storage.commands import AppendMessages
 from onepen.storage.engine import EngineSettings
 from onepen.storage.errors import InvariantError
-from onepen.storage.identity import SessionId, SessionKey, TurnId
+from onepen.storage.identity import SessionId, SessionKey, TurnId, Uid
 from onepen.storage.sqlite import open_sqlite
 from onepen.testing import Disk, check_database
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 DATABASE = "world.db"
 KEYS = ("one:a", "two:b")
+BESIDE = 5  # messages while a rotation is under way
 SETTINGS = Settings(engine=EngineSettings(free_bytes_min=0))
 
 
@@ -106,12 +109,19 @@ async def agent(turn: Any) -> str | None:
         await turn.compact(summarise, force=True)
     elif kind == "beside":
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(turn.append, f"beside {name}")
-            await turn.rotate(summarise, force=True)
+            rotation = partial(turn.rotate, summarise, force=True)
+            nursery.start_soon(rotation)
+            for number in range(BESIDE):
+                await turn.append(f"beside {number} of {name}")
+                await trio.lowlevel.checkpoint()
     elif kind == "stream":
         async with turn.streaming() as out:
             await out.write("piece ")
             await out.write(name)
+    elif kind == "many":
+        for number in range(4):
+            await turn.append(f"part {number} of {name}")
+            await trio.lowlevel.checkpoint()
     elif kind == "slow":
         await trio.sleep(30)
     elif kind == "fail":
@@ -124,7 +134,7 @@ async def summarise(history: Sequence[object]) -> str:
     return f"summary of {len(history)}"
 
 
-KINDS = ("plain", "tools", "open", "rotate", "compact", "beside", "stream", "slow", "fail")
+KINDS = ("plain", "many", "tools", "open", "rotate", "compact", "beside", "stream", "slow", "fail")
 OPERATIONS = (
     "rotate",
     "compact",
@@ -149,6 +159,8 @@ class World:
         self.vfs = vfs
         self.start = 1
         self.crash_writer_at: str | None = None
+        self.foreign: set[str] = set()
+        self.reloads = 0
         self.runtime: Runtime
         self._texts = 0
         self._first: dict[str, SessionId] = {}
@@ -178,6 +190,12 @@ class World:
             async with trio.open_nursery() as nursery:
                 for number, lane in enumerate(program):
                     nursery.start_soon(self._lane, number, lane, name=f"lane {number}")
+            for key in sorted(self.foreign):  # an actor finds out by its next turn
+                await self._lane(len(program), [Step("ask", SessionKey(key))])
+            counters = runtime.statistics().counters
+            self.reloads += counters["reloads"]
+            planted = any(step.name.startswith("crash") for lane in program for step in lane)
+            assert planted or not counters["crashes"], "an actor crashed by itself"
             for session in list(directory_of(runtime).sessions()):
                 if session.idle:  # the others are still about to change
                     await compare_memory(session)
@@ -230,6 +248,12 @@ class World:
     async def _operate(self, step: Step, name: str) -> None:
         runtime, key = self.runtime, step.key
         match step.name:
+            case "open named":
+                await runtime.open_session(key, f"named-{key.partition(':')[0]}")
+            case "resume first":
+                await runtime.resume(key, self._first.get(key) or f"{self.start << 20:032x}"[:28])
+            case "foreign":
+                await self._write_behind(key, name)
             case "rotate":
                 await runtime.rotate(key, summarise, force=True)
             case "compact":
@@ -263,6 +287,30 @@ class World:
                     await runtime.switch(key, current, take_over=True)
             case _:
                 raise AssertionError(f"no such step: {step.name}")
+
+    async def _write_behind(self, key: str, name: str) -> None:
+        """A row that is not the actor's: another process would write so."""
+        writer = self.runtime.sessions._writer  # pyright: ignore[reportPrivateUsage]
+        self.foreign.add(key)
+
+        def look(reader: Any) -> Any:
+            route = reader.route(SessionKey(key))
+            found = None if route is None or route.session_id is None else route.session_id
+            return route, None if found is None else reader.session(found)
+
+        route, row = await writer.read(look)
+        if row is None:
+            return
+        uid = Uid(name.encode().hex().zfill(32))
+        draft = Draft(uid=uid, role="system", text=f"foreign {name}", created_ms=1)
+        append = AppendMessages(session_id=row.id, base_seq=row.next_seq, messages=(draft,))
+        guard = Guard(
+            key=SessionKey(key),
+            incarnation=route.incarnation,
+            session_id=row.id,
+            base_seq=row.next_seq,
+        )
+        await writer.write(Unit((append,), (guard,)))
 
 
 async def _raise() -> None:
@@ -322,7 +370,7 @@ def check_world(
             for turn_id, text in answered.items():
                 assert answers[turn_id, text] == 1, f"the answer {text} is stored otherwise"
             for key in KEYS:
-                _check_key(reader, SessionKey(key))
+                check_key(reader, SessionKey(key))
     finally:
         engine.close()
     assert check_database(path) == []
@@ -333,7 +381,19 @@ def _all_sessions(reader: Any) -> list[SessionId]:
     return sorted(ids)
 
 
-def _check_key(reader: Any, key: SessionKey) -> None:
+def count_messages(directory: Path, prefix: str) -> int:
+    """How many originals of the file begin so."""
+    engine = open_sqlite(directory / DATABASE, StillClock(), SETTINGS.engine)
+    try:
+        with engine.reading() as reader:
+            found = [reader.transcript(s, include_inactive=True) for s in _all_sessions(reader)]
+    finally:
+        engine.close()
+    rows = [message for one in found for message in one.messages if not message.carried]
+    return sum((message.text or "").startswith(prefix) for message in rows)
+
+
+def check_key(reader: Any, key: SessionKey) -> None:
     route = reader.route(key)
     if route is None or route.session_id is None:
         return
