@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from onepen.storage.identity import SessionId
+
 Program = list[list[Step]]
 ASK = Step("ask")
 
@@ -116,7 +118,10 @@ def what_is_held_is_dropped() -> AbstractContextManager[object]:
 
 
 def open_calls_stay_open() -> AbstractContextManager[object]:
-    return patch.multiple(turn, closing_results=lambda *_: ())
+    def none(*_: object) -> tuple[()]:
+        return ()
+
+    return patch.object(turn, "closing_results", none)
 
 
 def cut_off_turns_are_forgotten() -> AbstractContextManager[object]:
@@ -133,11 +138,16 @@ def a_refusal_is_not_looked_into() -> AbstractContextManager[object]:
 
 
 def busy_sessions_are_evicted() -> AbstractContextManager[object]:
-    return patch.object(Session, "idle", property(lambda self: self._ready))
+    def always(session: Session) -> bool:
+        return session.size_bytes > 0
+
+    return patch.object(Session, "idle", property(always))
 
 
 def a_rotation_moves_the_transcript_but_not_the_route() -> AbstractContextManager[object]:
-    return patch.object(Scribe, "move_route", lambda self, session_id: None)
+    def nothing(_self: Scribe, _session_id: SessionId) -> None: ...
+
+    return patch.object(Scribe, "move_route", nothing)
 
 
 def compaction_forgets_its_revision() -> AbstractContextManager[object]:
