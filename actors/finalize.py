@@ -25,6 +25,7 @@ from ..storage.edge import check_draft
 from ..storage.identity import SessionId
 from ..storage.units import Refused
 from .exchanges import open_calls
+from .replies import said_by
 from .reports import unsaved_of, with_results
 from .results import Attempt, align
 
@@ -63,7 +64,7 @@ async def finalize(
         except trio.TooSlowError:
             failures[name] = f"took longer than {session.settings.finalize_deadline_s:g} s"
         except Exception as error:
-            failures[name] = f"{type(error).__name__}: {error}"
+            failures[name] = said_by(error)
         logger.error("closing %s: %s failed: %s", session.key, name, failures[name])
         return None
 

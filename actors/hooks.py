@@ -22,6 +22,8 @@ from typing import Any, final
 
 import trio
 
+from .replies import said_by
+
 logger = logging.getLogger(__name__)
 
 HOOK_NAMES = (
@@ -62,7 +64,7 @@ class Hooks:
                 if isawaitable(result):
                     await result
             except Exception as error:
-                problem = f"{name} raised {type(error).__name__}: {error}"
+                problem = f"{name} raised {said_by(error)}"
                 logger.exception("the hook %s failed", name)
         if scope.cancelled_caught:
             problem = f"{name} took longer than {self._deadline_s} s"

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, final
 import trio
 
 from ..storage.commands import EndTurn
-from ..storage.edge import check_draft
 from ..storage.errors import InvalidContentError, InvariantError, OnepenError, StorageError
 from ..storage.records import Draft, TurnOutcome
 from ..storage.units import Durable
@@ -313,8 +312,6 @@ def _last_rows(
         rows.append(
             Draft(uid=scribe.fresh_uid(), role="assistant", text=answer, created_ms=scribe.now())
         )
-    for row in rows:
-        check_draft(row)
     return turn.last_rows(rows, why, dropping(session))
 
 

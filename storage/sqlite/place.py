@@ -64,11 +64,12 @@ class Place:
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
+        self._folder = str(path.parent)  # asked for with every batch
         self._lock: int | None = lock
 
     def free_bytes(self) -> int:
         """Space that an ordinary process may still use."""
-        numbers = os.statvfs(self.path.parent)
+        numbers = os.statvfs(self._folder)
         return numbers.f_bavail * numbers.f_frsize
 
     def release(self) -> None:
