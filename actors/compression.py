@@ -22,6 +22,7 @@ from ..storage.errors import InvalidContentError, NoGainError, OnepenError
 from ..storage.records import Draft, Message
 from ..storage.units import Refused
 from .exchanges import safe_cut
+from .raised import is_theirs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -47,7 +48,7 @@ class SummaryTooSlowError(OnepenError):
 class SummaryRaised(Exception):
     """The caller's function raised `error`; that is for the caller, and no failure of ours."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
 
@@ -64,6 +65,7 @@ class Compression(NamedTuple):
     upto: Uid | None = None
     force: bool = False
     turn_id: TurnId | None = None
+    check: Callable[[], None] | None = None  # raises if it is too late by now
 
 
 def _turn_start(scribe: Scribe, turn_id: TurnId | None) -> int:
@@ -87,6 +89,10 @@ async def _summary(scribe: Scribe, asked: Compression, useless_max: int) -> tupl
     if not history:
         raise NoGainError(page.session_id, "nothing to summarise", "nothing")
     text: Any = asked.summary
+    if not isinstance(text, str) and not callable(text):
+        raise InvalidContentError(
+            "summary", f"{type(text).__name__} is no summary", hint="give text, or a function"
+        )
     if not isinstance(text, str):
         text = await _write(scribe, text, history)
     if not isinstance(text, str) or not text.strip():
@@ -105,7 +111,9 @@ async def _write(scribe: Scribe, write: Any, history: tuple[Message, ...]) -> An
         with trio.move_on_after(limit_s) as scope:
             text = write(history)
             return await text if isawaitable(text) else text
-    except Exception as error:
+    except BaseException as error:
+        if not is_theirs(error):
+            raise
         raise SummaryRaised(error) from error
     assert scope.cancelled_caught
     raise SummaryTooSlowError(scribe.page.session_id, limit_s)
@@ -139,6 +147,8 @@ async def move(
 ) -> SessionId:
     """Post the rotation, with no checkpoint before it, and wait for its receipt."""
     session_id = scribe.page.session_id
+    if asked.check is not None:
+        asked.check()
     ticket = scribe.rotate(
         child_id, summary, carried, turn_id=asked.turn_id, force=asked.force, after=_reset(scribe)
     )
@@ -162,6 +172,8 @@ async def compact(
     await scribe.room()
     cut = _cut(scribe, watermark, asked.turn_id)
     session_id = scribe.page.session_id
+    if asked.check is not None:
+        asked.check()
     ticket = scribe.compact(
         summary, cut.covered, turn_id=asked.turn_id, force=asked.force, after=_reset(scribe)
     )

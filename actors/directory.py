@@ -30,14 +30,16 @@ from ..storage.errors import OnepenError, StaleIncarnationError, StorageError
 from ..storage.identity import Incarnation
 from . import moves, operations
 from .line import (
+    Interrupt,
     Line,
     Operate,
     RuntimeClosedError,
     SessionBusyError,
     SessionCrashedError,
     Submit,
+    TurnPendingError,
 )
-from .mailbox import MailboxClosedError, MailboxFullError
+from .mailbox import Answer, MailboxClosedError, MailboxFullError
 from .policy import Backoff, Crashes, Intensity
 from .session import Session
 
@@ -46,7 +48,8 @@ if TYPE_CHECKING:
 
     from ..storage.identity import SessionId, SessionKey, TurnId
     from .events import Position, Subscription
-    from .line import Accepted, Surroundings
+    from .line import Accepted, Letter, Surroundings
+    from .page import LazyPage
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +94,7 @@ class Directory:
         # From the one that was used longest ago to the one used last.
         self._entries: OrderedDict[SessionKey, _Entry] = OrderedDict()
         self._resting: dict[SessionKey, float] = {}
+        self._lazy: OrderedDict[SessionKey, LazyPage] = OrderedDict()
         self._claimed: dict[SessionKey, trio.Event] = {}
         self._taking_over = trio.Lock()
         self._incarnations = 0
@@ -101,25 +105,39 @@ class Directory:
     @overload
     async def ask(self, key: SessionKey, source: str, message: Submit) -> Accepted: ...
     @overload
+    async def ask(self, key: SessionKey, source: str, message: Interrupt) -> bool: ...
+    @overload
     async def ask(self, key: SessionKey, source: str, message: Operate[T]) -> T: ...
-    async def ask(self, key: SessionKey, source: str, message: Submit | Operate[Any]) -> Any:
+    async def ask(self, key: SessionKey, source: str, message: Letter) -> Any:
         """The answer of the key's actor, which is started if there is none.
 
         Raises what the actor raises, `SessionBusyError`, `SessionCrashedError` and
         `RuntimeClosedError`. Cancelling takes nothing back.
         """
         while True:
-            entry = self._entries.get(key) or self._start(key, source)
-            if entry.line.mailbox.closed:
-                await entry.gone.wait()
-                continue
+            entry = await self._entry(key, source)
             self._entries.move_to_end(key)
             try:
                 return await entry.line.mailbox.ask(message)
             except MailboxClosedError:
-                continue  # it was leaving, and had not read the message
+                continue  # it was leaving, and had not begun with the message
             except MailboxFullError as error:
                 raise SessionBusyError(key, 1.0, why=str(error.message)) from error
+
+    async def _entry(self, key: SessionKey, source: str) -> _Entry:
+        """The key, served by somebody who takes messages; no checkpoint behind the last look."""
+        while True:
+            entry = self._entries.get(key)
+            if entry is None:
+                if len(self._entries) < self._settings.live_actors_max:
+                    return self._start(key, source)
+                entry = self._evict_oldest()
+                if entry is None:
+                    why = f"{len(self._entries)} sessions are live and none of them is idle"
+                    raise SessionBusyError(key, 1.0, why=why)
+            elif not entry.line.mailbox.closed:
+                return entry
+            await entry.gone.wait()
 
     def interrupt(self, key: SessionKey, cause: str, turn_id: TurnId | None = None) -> bool:
         """Stop the key's running turn, or this turn though it waits; past every queue.
@@ -147,11 +165,7 @@ class Directory:
 
         `over` says that the turn has ended: nothing of it is still to come.
         """
-        while True:
-            entry = self._entries.get(key) or self._start(key, source)
-            if not entry.line.mailbox.closed:
-                break
-            await entry.gone.wait()
+        entry = await self._entry(key, source)
         return entry.line.stream.subscribe(turn_id, after, over=over)
 
     # Starting ----------------------------------------------------------------------------------
@@ -164,7 +178,6 @@ class Directory:
             if left_s > 0:
                 raise SessionBusyError(key, left_s, why="its actor keeps crashing")
             del self._resting[key]
-        self._make_room(key)
         entry = _Entry(Line(key, source, self._settings), trio.current_time())
         self._entries[key] = entry
         self._surroundings.context.run(self._nursery.start_soon, self._serve, entry)
@@ -173,14 +186,6 @@ class Directory:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise RuntimeClosedError(self._closed)
-
-    def _make_room(self, key: SessionKey) -> None:
-        """At the limit, the session that was idle longest leaves; if none is idle, we are full."""
-        if len(self._entries) < self._settings.live_actors_max:
-            return
-        if not self._evict_oldest():
-            why = f"{len(self._entries)} sessions are live and none of them is idle"
-            raise SessionBusyError(key, 1.0, why=why)
 
     def _next_incarnation(self) -> Incarnation:
         self._incarnations += 1
@@ -191,43 +196,69 @@ class Directory:
     async def _serve(self, entry: _Entry) -> None:
         """Sessions for one key, one after the other, until one ends as it should."""
         line, crash = entry.line, None
+        # Whatever ends this, whoever waits on the line is told.
+        parting: OnepenError = RuntimeClosedError("the runtime has ended")
+        stranded = False
         try:
             while True:
-                session = Session(line, self._next_incarnation(), self._surroundings, crash)
+                await self._wait_unclaimed(line)
+                lazy = self._lazy.pop(line.key, None)
+                session = Session(line, self._next_incarnation(), self._surroundings, crash, lazy)
                 entry.session = session
                 try:
                     await session.run()
                 except Exception as error:
                     crash = cast("Exception", sole_cause(error))
                     entry.session = None
-                    if not await self._survives(entry, crash):
+                    if (left := await self._survives(entry, crash)) is not None:
+                        parting, stranded = left, bool(session.waiting)
                         return
                 else:
                     entry.session = crash = None
+                    self._remember(line.key, session.lazy)
                     if line.mailbox.closed:
-                        self._leave(line, MailboxClosedError("the actor has left"))
+                        parting = MailboxClosedError("the actor has left")
                         return
                     # It rests, so that another key can take its session; the next actor begins
                     # behind that.
-                    while line.key in self._claimed:
-                        await self._claimed[line.key].wait()
-        except trio.Cancelled:
-            self._leave(line, RuntimeClosedError("the runtime has ended"))
-            raise
         finally:
             entry.session = None
             self._entries.pop(line.key, None)
+            self._leave(line, parting)
             entry.gone.set()
+            if stranded and self._closed is None:
+                self.spawn(self._wake_later, line.key, line.source)
 
-    async def _survives(self, entry: _Entry, crash: Exception) -> bool:
-        """After a crash: wait a little, and go on, unless it was one too many."""
+    async def _wait_unclaimed(self, line: Line) -> None:
+        """While another key takes this one's session, nobody serves it."""
+        while (claimed := self._claimed.get(line.key)) is not None:
+            line.mailbox.answer_unread(_is_rest, None)  # nobody is here, so nobody is in the way
+            await claimed.wait()
+
+    def _remember(self, key: SessionKey, lazy: LazyPage | None) -> None:
+        """What only memory knew of a session without a row; bounded like the actors."""
+        if lazy is not None:
+            self._lazy[key] = lazy
+            if len(self._lazy) > self._settings.live_actors_max:
+                self._lazy.popitem(last=False)
+
+    async def _wake_later(self, key: SessionKey, source: str) -> None:
+        """Messages are waiting in storage, and their actor is gone: let the next one come."""
+        await self._surroundings.writer.wait_up()
+        await trio.sleep(self._settings.crash_backoff_s)
+        try:
+            await self.ask(key, source, Operate("wake", _nothing, interrupts=False))
+        except OnepenError as error:
+            logger.error("%s has waiting messages and can't be served: %s", key, error)
+
+    async def _survives(self, entry: _Entry, crash: Exception) -> OnepenError | None:
+        """After a crash: wait a little and go on; or what is said to everybody, if it ends here."""
         line, settings = entry.line, self._settings
         self._surroundings.counters.crashes += 1
         if isinstance(crash, StaleIncarnationError | StorageError):
             # A predecessor, or no storage: another actor would fare no better just now.
             logger.error("the session actor of %s ends: %s", line.key, crash)
-            self._leave(line, crash)
-            return False
+            return crash
         logger.error("the session actor of %s crashed", line.key, exc_info=crash)
         line.mailbox.fail_unanswered(SessionCrashedError(line.key, crash))
         if entry.crashes is None:
@@ -235,20 +266,18 @@ class Directory:
                 Intensity(restarts_max=settings.crashes_max, period_s=settings.crash_period_s)
             )
         now = trio.current_time()
-        exceeded = entry.crashes.note(now)
         backoff = Backoff(first_s=settings.crash_backoff_s, max_s=settings.crash_backoff_max_s)
-        if exceeded:
+        if entry.crashes.note(now):
             self._resting[line.key] = now + settings.crash_period_s
-            self._leave(line, SessionCrashedError(line.key, crash))
-            return False
+            return SessionCrashedError(line.key, crash)
         await trio.sleep(backoff.wait_s(entry.crashes.count(now)))
-        return True
+        return None
 
     def _leave(self, line: Line, error: OnepenError) -> None:
         """Nobody serves this line any more: whoever waits on it is told."""
         line.mailbox.end(error)
-        if isinstance(error, MailboxClosedError):
-            error = RuntimeClosedError("the session was closed before the turn ended")
+        if isinstance(error, MailboxClosedError | RuntimeClosedError):
+            error = TurnPendingError("the runtime has ended before the turn did")
         for turn_id in list(line.replies):
             line.fail_reply(turn_id, error)
         line.stream.end()
@@ -260,8 +289,12 @@ class Directory:
         if entry is not None:
             entry.idle_since_s = trio.current_time()
 
-    def _evict_oldest(self) -> bool:
-        return any(self._evict(entry) for entry in self._entries.values())
+    def _evict_oldest(self) -> _Entry | None:
+        """The session that was idle longest leaves, unless one is leaving already."""
+        for entry in self._entries.values():
+            if entry.line.mailbox.closed or self._evict(entry):
+                return entry
+        return None
 
     def evict_idle(self) -> int:
         """Let every idle session go now; how many did."""
@@ -319,19 +352,46 @@ class Directory:
         One at a time in the whole runtime: two keys that take from each other must not wait for
         each other.
         """
-        async with self._taking_over:
-            released = self._claimed[holder] = trio.Event()
-            entry = self._entries.get(holder)
-            try:
-                held = await self._surroundings.writer.read(lambda r: r.holder(session_id))
-                if entry is not None and held == holder and not entry.line.mailbox.closed:
-                    # Its turn is stopped and stored; what waits there stays with the key.
-                    await entry.line.mailbox.ask(operations.rest())
-                take = moves.TakeOver(holder, self._next_incarnation())
-                return await self.ask(key, source, moves.switch(session_id, take))
-            finally:
-                del self._claimed[holder]
-                released.set()
+        answer: Answer[SessionId] = Answer()
+        # In a task of its own: a caller who is cancelled must not let go of it half-way.
+        self.spawn(self._take_over, key, source, session_id, holder, answer)
+        return await answer.wait()
+
+    async def _take_over(
+        self,
+        key: SessionKey,
+        source: str,
+        session_id: SessionId,
+        holder: SessionKey,
+        answer: Answer[SessionId],
+    ) -> None:
+        try:
+            async with self._taking_over:
+                released = self._claimed[holder] = trio.Event()
+                try:
+                    held = await self._surroundings.writer.read(lambda r: r.holder(session_id))
+                    if held == holder:
+                        await self._rest(holder)
+                    take = moves.TakeOver(holder, self._next_incarnation())
+                    answer.give(await self.ask(key, source, moves.switch(session_id, take)))
+                finally:
+                    del self._claimed[holder]
+                    released.set()
+        except Exception as error:
+            answer.fail(error)
+        finally:
+            answer.fail(RuntimeClosedError("the runtime has ended"))  # unless it was answered
+
+    async def _rest(self, holder: SessionKey) -> None:
+        """The holder's turn is stopped and stored; what waits there stays with the key."""
+        entry = self._entries.get(holder)
+        if entry is None or entry.session is None or entry.line.mailbox.closed:
+            return
+        try:
+            await entry.line.mailbox.ask(operations.rest())
+        except OnepenError as error:
+            # Its actor is gone, and the next one waits for us.
+            logger.info("%s is taken over behind: %s", holder, error)
 
     # The end -----------------------------------------------------------------------------------
 
@@ -351,6 +411,11 @@ class Directory:
             entry.line.mailbox.close()
         await entry.gone.wait()
 
+    @property
+    def live(self) -> int:
+        """How many keys are served."""
+        return len(self._entries)
+
     # Looking -----------------------------------------------------------------------------------
 
     def sessions(self) -> Iterator[Session]:
@@ -365,6 +430,14 @@ class Directory:
             waiting=sum(len(session.waiting) for session in sessions),
             bytes_live=sum(session.size_bytes for session in sessions),
         )
+
+
+def _is_rest(message: Letter) -> bool:
+    return isinstance(message, Operate) and message.name == operations.REST
+
+
+async def _nothing(_: Any) -> None:
+    """Starting the actor is all there is to do: it recovers its key by itself."""
 
 
 def sole_cause(error: BaseException) -> BaseException:

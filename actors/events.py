@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from ..storage.identity import Incarnation, Seq, SessionId, SessionKey, TurnId, Uid
 from ..storage.records import Message, TurnOutcome
+from .messages import size_of
 
 EventKind: TypeAlias = Literal[
     "turn.queued",
@@ -42,6 +43,7 @@ EventKind: TypeAlias = Literal[
 ]
 Position: TypeAlias = tuple[int, int]
 _IDLE_EVENTS_KEPT = 64
+_IDLE_BYTES_KEPT = 64 * 1024
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):
@@ -62,6 +64,11 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     def provisional(self) -> bool:
         """Whether it may still turn out not to be stored."""
         return self.kind == "message.delta"
+
+
+def _size_of(event: Event) -> int:
+    size = 300 + (len(event.text) if event.text else 0)
+    return size if event.message is None else size + size_of(event.message)
 
 
 @final
@@ -102,12 +109,14 @@ class Subscription(trio.abc.ReceiveChannel[Event]):
     async def receive(self) -> Event:
         """The next event. Raises `trio.EndOfChannel` behind the last one."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._events:
-            if self._ended:
-                raise trio.EndOfChannel
-            await self._lot.park()
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        return self._events.popleft()
+        while True:
+            while not self._events:
+                if self._ended:
+                    raise trio.EndOfChannel
+                await self._lot.park()
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            if self._events:  # there may be others who receive
+                return self._events.popleft()
 
     async def aclose(self) -> None:
         self._stream.unsubscribe(self)
@@ -119,11 +128,22 @@ class Subscription(trio.abc.ReceiveChannel[Event]):
 class Stream:
     """The events of one key. Outlives the actor's incarnations."""
 
-    __slots__ = ("_events", "_incarnation", "_key", "_number", "_subscriptions", "_window_max")
+    __slots__ = (
+        "_bytes_max",
+        "_events",
+        "_incarnation",
+        "_key",
+        "_number",
+        "_subscriptions",
+        "_window_max",
+        "size_bytes",
+    )
 
-    def __init__(self, key: SessionKey, window_max: int) -> None:
+    def __init__(self, key: SessionKey, window_max: int, bytes_max: int = 1024 * 1024) -> None:
         self._key = key
         self._window_max = window_max
+        self._bytes_max = bytes_max
+        self.size_bytes = 0
         self._incarnation: Incarnation | None = None
         self._number = 0
         self._events: deque[Event] | None = None
@@ -136,7 +156,7 @@ class Stream:
     def begin(self, incarnation: Incarnation) -> None:
         """A new actor: its events are numbered from 1."""
         self._incarnation, self._number = incarnation, 0
-        self._events = None
+        self._events, self.size_bytes = None, 0
 
     def publish(
         self,
@@ -164,8 +184,10 @@ class Stream:
             outcome=outcome,
         )
         if self._events is None:
-            self._events = deque(maxlen=self._window_max)
+            self._events = deque()
         self._events.append(event)
+        self.size_bytes += _size_of(event)
+        self._forget(self._window_max, self._bytes_max)
         for subscription in list(self._subscriptions):
             subscription.offer(event)
 
@@ -207,9 +229,14 @@ class Stream:
 
     def rest(self) -> None:
         """The session is idle: keep only a few events, unless somebody listens."""
-        if self._events is not None and len(self._events) > _IDLE_EVENTS_KEPT and not self.watched:
-            kept = list(self._events)[-_IDLE_EVENTS_KEPT:]
-            self._events = deque(kept, maxlen=self._window_max)
+        if not self.watched:
+            self._forget(_IDLE_EVENTS_KEPT, _IDLE_BYTES_KEPT)
+
+    def _forget(self, count: int, size_bytes: int) -> None:
+        """Keep the newest so many events and bytes; one at least."""
+        events = self._events
+        while events and len(events) > 1 and (len(events) > count or self.size_bytes > size_bytes):
+            self.size_bytes -= _size_of(events.popleft())
 
     def end(self) -> None:
         """The runtime ends: every subscriber reads to its end."""

@@ -25,7 +25,7 @@ from ..storage.edge import check_draft
 from ..storage.identity import SessionId
 from ..storage.units import Refused
 from .exchanges import open_calls
-from .replies import said_by
+from .raised import is_theirs, said_by
 from .reports import unsaved_of, with_results
 from .results import Attempt, align
 
@@ -55,7 +55,7 @@ async def finalize(
     """Close the current session. `along` is committed with its end, or alone if it has no row."""
     scribe, failures = session.scribe, dict[str, str]()
     session_id, agent = scribe.page.session_id, session.slot.agent
-    open_before = scribe.page.stored and scribe.page.end_kind is None
+    ends = _ends(session, kind)
 
     async def step(name: str, run: Callable[[], Awaitable[object]]) -> object:
         try:
@@ -63,7 +63,9 @@ async def finalize(
                 return await run()
         except trio.TooSlowError:
             failures[name] = f"took longer than {session.settings.finalize_deadline_s:g} s"
-        except Exception as error:
+        except BaseException as error:
+            if not is_theirs(error):
+                raise
             failures[name] = said_by(error)
         logger.error("closing %s: %s failed: %s", session.key, name, failures[name])
         return None
@@ -73,7 +75,7 @@ async def finalize(
         if problem is not None:
             failures[name] = problem
 
-    if open_before:
+    if ends:
         await step("store", lambda: _store_unsaved(session, agent))
         session_id = scribe.page.session_id
         await hook(
@@ -90,23 +92,35 @@ async def finalize(
         )
     ended = await step("end", lambda: _end(session, reason, kind, along))
     await step("close", session.slot.close)
+    if failures:
+        session.doubtful = True  # perhaps a step was done after all
     return Finalized(session_id=session_id, ended=bool(ended), failures=failures)
+
+
+def _ends(session: Session, kind: Literal["suspension", "boundary"]) -> bool:
+    """Whether this close ends the row: it is open, or a boundary replaces a suspension."""
+    page = session.scribe.page
+    if not page.stored or page.end_kind == "boundary":
+        return False
+    return page.end_kind is None or kind == "boundary"
 
 
 async def _store_unsaved(session: Session, agent: Any) -> None:
     """What an agent that reports at the end of its turns still has: it goes into the transcript."""
-    if session.scribe.broken is not None:
+    scribe = session.scribe
+    if scribe.broken is not None:
         await session.reload()
+    messages = scribe.page.messages
+    last = messages[-1].turn_id if messages else None
+    if last is None or last != session.last_turn_id:
+        return  # what the agent has left over is of another session, or was rewound
     report = await unsaved_of(session, agent)
     if not report:
         return
-    scribe = session.scribe
-    messages = scribe.page.messages
-    last = messages[-1].turn_id if messages else None
-    if last is None:
-        return
     start = scribe.page.tail_of(last)
     aligned = align(report, Attempt(last, 1, messages[:start], messages[start:], scribe.now()))
+    if not aligned.sure:
+        return  # nothing in it says that it is this conversation's
     for draft in aligned.new:
         check_draft(draft)
     await scribe.room()
@@ -137,10 +151,7 @@ async def _end(
     scribe = session.scribe
     if scribe.broken is not None:
         await session.reload()
-    page = scribe.page
-    ends = page.stored and (
-        page.end_kind is None or (page.end_kind == "suspension" and kind == "boundary")
-    )
+    page, ends = scribe.page, _ends(session, kind)
     commands: tuple[AnyCommand, ...] = along
     if ends:
         end = EndSession(

@@ -22,7 +22,7 @@ from typing import Any, final
 
 import trio
 
-from .replies import said_by
+from .raised import is_theirs, said_by
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,9 @@ class Hooks:
                 result = method(**arguments)
                 if isawaitable(result):
                     await result
-            except Exception as error:
+            except BaseException as error:
+                if not is_theirs(error):
+                    raise
                 problem = f"{name} raised {said_by(error)}"
                 logger.exception("the hook %s failed", name)
         if scope.cancelled_caught:

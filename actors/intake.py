@@ -73,6 +73,8 @@ class Traffic(Struct, frozen=True, kw_only=True):
     commit_p50_s: float
     commit_p99_s: float
     recoveries: int
+    receipts_failed: int
+    """Receipts whose takers raised: each is a bug."""
 
 
 @final
@@ -93,6 +95,7 @@ class Intake:
         self._since_ms: int | None = None
         self._progress_s = trio.current_time()
         self._batches = self._units = self._batch_units_max = self._recoveries = 0
+        self._receipts_failed = 0
         self._commit_s: deque[float] = deque(maxlen=_SAMPLES_MAX)
 
     # In --------------------------------------------------------------------------------------
@@ -132,12 +135,22 @@ class Intake:
         while self._state == "down":
             await self._up.park()
 
+    async def wait_recovered(self) -> None:
+        """Until a recovery that is under way has come to something: storage is back, or down."""
+        while self._state == "recovering":
+            await self._up.park()
+
     def has_room(self) -> bool:
         """Whether a unit may be posted at once, as far as the bounds are concerned."""
         return (
             len(self._waiting) < self._settings.units_waiting_max
             and self._bytes_waiting < self._settings.bytes_waiting_max
         )
+
+    @property
+    def down(self) -> bool:
+        """Whether there is no use in trying again just now."""
+        return self._state not in ("open", "recovering", "draining")
 
     def _check_accepting(self) -> None:
         if self._state in ("draining", "closed", "failed"):
@@ -159,12 +172,13 @@ class Intake:
         self._units += len(progress.resolved)
         self._batch_units_max = max(self._batch_units_max, len(progress.resolved))
         self._commit_s.append(progress.commit_s)
-        for posted, receipt in progress.resolved:
-            self._answer(posted, receipt)
         if self._state in ("recovering", "down"):
+            # Before the answers: whoever hears of a receipt may post again at once.
             logger.info("storage is back after: %s", self._reason)
             self._state, self._reason, self._since_ms = "open", None, None
             self._up.unpark_all()
+        for posted, receipt in progress.resolved:
+            self._answer(posted, receipt)
         if self._room:
             # All of them look again: one that was woken alone might have been cancelled since.
             self._room.unpark_all()
@@ -174,7 +188,13 @@ class Intake:
             return  # a driver that was left behind has finished after all; `Unknown` was said
         self._waiting.popleft()
         self._bytes_waiting -= posted.size_bytes
-        posted.ticket.resolve(receipt)
+        try:
+            posted.ticket.resolve(receipt)
+        except Exception:
+            # A bug of whoever posted it. On the loop's own stack it would end the whole process,
+            # and every other conversation with it.
+            self._receipts_failed += 1
+            logger.exception("a receipt could not be taken")
 
     def on_trouble(self, error: BaseException) -> None:
         """The driver is trying to recover."""
@@ -198,6 +218,7 @@ class Intake:
         for ticket in self._waiting:
             ticket.interrupt_waits(StorageUnavailableError(self._reason, self._since_ms))
         self._room.unpark_all()
+        self._up.unpark_all()
 
     def close(self) -> None:
         """Take nothing new; what is posted goes on."""
@@ -229,4 +250,5 @@ class Intake:
             commit_p50_s=samples[len(samples) // 2] if samples else 0.0,
             commit_p99_s=samples[len(samples) * 99 // 100] if samples else 0.0,
             recoveries=self._recoveries,
+            receipts_failed=self._receipts_failed,
         )

@@ -54,6 +54,8 @@ class SessionSettings(Struct, frozen=True, kw_only=True):
         int, _bound("Events of a stream that are kept for listeners who are late.")
     ] = 1_000
 
+    stream_window_bytes_max: Annotated[int, _bound("The same in bytes.")] = 1024 * 1024
+
     # What waits for the Writer, and what is not worth repeating
     hold_rows_max: Annotated[int, _bound("Rows that a session holds until they are posted.")] = 256
     hold_bytes_max: Annotated[int, _bound("The same in bytes.")] = 4 * 1024 * 1024

@@ -7,7 +7,7 @@ can't. Also what all session actors share (`Surroundings`), and what the mailbox
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 from ..storage.errors import OnepenError
 from .events import Stream
@@ -61,6 +61,12 @@ class RuntimeClosedError(OnepenError):
     hint = "send it to the next one: nothing of it was stored"
 
 
+class TurnPendingError(RuntimeClosedError):
+    """The runtime ended before the turn did; its message is stored."""
+
+    hint = "it goes on, or is answered for, at the next start: do not send it again"
+
+
 class Submit(NamedTuple):
     """An inbound message for the session."""
 
@@ -68,7 +74,15 @@ class Submit(NamedTuple):
     inbound_id: str
     source: str
     digest: str
+    turn_id: TurnId
     busy: str = "queue"
+
+
+class Interrupt(NamedTuple):
+    """Stop this turn, or take its message back if it still waits."""
+
+    turn_id: TurnId
+    cause: str
 
 
 class Operate(NamedTuple, Generic[T_co]):
@@ -77,6 +91,9 @@ class Operate(NamedTuple, Generic[T_co]):
     name: str
     run: Callable[[Session], Awaitable[T_co]]
     interrupts: bool
+
+
+Letter: TypeAlias = "Submit | Interrupt | Operate[Any]"  # what a session's mailbox carries
 
 
 class Waiting(NamedTuple):
@@ -153,8 +170,10 @@ class Line:
     def __init__(self, key: SessionKey, source: str, settings: SessionSettings) -> None:
         self.key = key
         self.source = source
-        self.mailbox: Mailbox[Submit | Operate[Any]] = Mailbox(settings.mailbox_size_max)
-        self.stream = Stream(key, settings.stream_window_events_max)
+        self.mailbox: Mailbox[Letter] = Mailbox(settings.mailbox_size_max)
+        self.stream = Stream(
+            key, settings.stream_window_events_max, settings.stream_window_bytes_max
+        )
         self.replies: dict[TurnId, Answer[Reply]] = {}
 
     def reply_of(self, turn_id: TurnId) -> Answer[Reply]:

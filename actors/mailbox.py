@@ -201,6 +201,17 @@ class Mailbox(Generic[M]):
         self._paused = True
         self._wake()
 
+    def answer_unread(self, which: Callable[[M], bool], value: object) -> None:
+        """Answer those messages in the reader's place."""
+        kept: deque[Envelope[M]] = deque()
+        for envelope in self._envelopes:
+            if which(envelope.message):
+                if envelope.answer is not None:
+                    envelope.answer.give(value)
+            else:
+                kept.append(envelope)
+        self._envelopes = kept
+
     def fail_unanswered(self, error: BaseException) -> None:
         """The actor is gone: what it had read and not answered, it never will."""
         for answer in list(self.unanswered):

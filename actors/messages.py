@@ -26,34 +26,49 @@ _DRAFT_FIELDS = Draft.__struct_fields__
 _CHAT_NAMES = {"content": "text", "reasoning_content": "reasoning"}
 
 
-class Inbound(Struct, frozen=True, kw_only=True):
+class _Said(Struct, frozen=True):
+    text: str | None = None  # the one field that may be given without its name
+
+
+class Inbound(_Said, frozen=True, kw_only=True):
     """A message from outside, as a gateway hands it over.
 
     `source` and `id` are its identity: the platform, and what the platform calls this message. Left
-    out, the source is the key's part before the first colon, and the id is a fresh one.
+    out, the source is the key's part before the first colon, and the id is a fresh one. `reply_to`
+    is where the reply goes, in the platform's own words. Text beside `parts` is their first part.
     """
 
-    text: str | None = None
     source: str | None = None
     id: str | None = None
     user: str | None = None
-    reply_to: JsonObject | None = None
-    parts: tuple[JsonObject, ...] | None = None
+    reply_to: str | JsonObject | None = None
+    parts: Sequence[JsonObject] | None = None
     platform_id: str | None = None
     blobs: tuple[BlobId, ...] = ()
     meta: JsonObject | None = None
 
     def body(self) -> records.Inbound:
         """What is kept of it until its turn starts."""
+        text, parts = self.text, None if self.parts is None else tuple(self.parts)
+        if text is not None and parts is not None:
+            text, parts = None, ({"type": "text", "text": text}, *parts)
+        target = self.reply_to
         return records.Inbound(
-            text=self.text,
-            parts=self.parts,
+            text=text,
+            parts=parts,
             user=self.user,
-            reply_to=self.reply_to,
+            reply_to={"to": target} if isinstance(target, str) else target,
             platform_id=self.platform_id,
             blobs=self.blobs,
             meta=self.meta,
         )
+
+
+def texts_of(body: records.Inbound) -> list[str]:
+    """What an inbound message says in words."""
+    texts = [] if body.text is None else [body.text]
+    parts = [part for part in body.parts or () if part.get("type") == "text"]
+    return texts + [part["text"] for part in parts if isinstance(part.get("text"), str)]
 
 
 def user_draft(body: records.Inbound, uid: Uid, now_ms: int) -> Draft:
@@ -109,8 +124,10 @@ def _draft_of_mapping(given: Mapping[str, Any], fresh_uid: Callable[[], Uid], no
             fields[name] = tuple(fields[name])
     if "role" not in fields:
         raise _refuse("role", "it is missing", "say who speaks: user, assistant, tool or system")
-    fields.setdefault("uid", None)
-    fields["uid"] = fields["uid"] or fresh_uid()
+    uid = fields.get("uid")
+    if uid is not None and not isinstance(uid, str):
+        raise _refuse("uid", f"{type(uid).__name__} is no uid", "leave it out, or give it back")
+    fields["uid"] = uid or fresh_uid()
     try:
         if isinstance(fields.get("tokens"), Mapping):
             fields["tokens"] = Tokens(**fields["tokens"])
@@ -160,16 +177,21 @@ def _tool_call(given: Any) -> ToolCall:
     )
 
 
+def content_of(draft: Draft) -> tuple[object, ...]:
+    """What a message says, whatever its identity; can be compared and hashed."""
+    parts: object = draft.parts
+    if parts is not None:
+        try:
+            parts = msgspec.json.encode(parts, order="sorted")
+        except (TypeError, ValueError):
+            parts = repr(parts)  # it can't be stored, and will be refused as that
+    calls = tuple((call.id, call.name, call.arguments) for call in draft.tool_calls)
+    return (draft.role, draft.text or None, parts, draft.tool_call_id, calls)
+
+
 def same_message(one: Draft, other: Draft) -> bool:
     """Whether two messages say the same, whatever their identity: for aligning reports."""
-    return (
-        one.role == other.role
-        and (one.text or None) == (other.text or None)
-        and one.parts == other.parts
-        and one.tool_call_id == other.tool_call_id
-        and [(c.id, c.name, c.arguments) for c in one.tool_calls]
-        == [(c.id, c.name, c.arguments) for c in other.tool_calls]
-    )
+    return content_of(one) == content_of(other)
 
 
 def size_of(draft: Draft) -> int:

@@ -48,13 +48,15 @@ def open_session(
     async def run(session: Session) -> SessionId:
         scribe = session.scribe
         wanted = session_id or scribe.page.session_id
+        existed = False
         row = CreateSession(
             session_id=wanted, key=scribe.key, at_ms=scribe.now(), user=user, model=model
         )
         check_unit(Unit((row,)))  # here, where it can be mended, and not with the first message
         if scribe.route.session_id != wanted:
             if session_id is not None:
-                await _switch(session, wanted, take_over=None)
+                # A row that exists stays as it is, its end included: contract D2.
+                existed = await _switch(session, wanted, take_over=None, reopen=False)
             else:
                 command = SetRoute(
                     key=scribe.key,
@@ -67,7 +69,8 @@ def open_session(
         page = scribe.page
         if not page.stored:
             page.user, page.model = user or page.user, model or page.model
-        if title is not None:
+        existed = existed or (session_id is not None and page.stored)
+        if title is not None and not existed:
             await give_title(session.scribe, title, "person")
         return page.session_id
 
@@ -92,11 +95,14 @@ def switch(session_id: SessionId, take_over: TakeOver | None) -> Operate[Session
     return Operate("switch", run, interrupts=True)
 
 
-async def _switch(session: Session, session_id: SessionId, take_over: TakeOver | None) -> None:
+async def _switch(
+    session: Session, session_id: SessionId, take_over: TakeOver | None, *, reopen: bool = True
+) -> bool:
+    """Move the key; whether the session has a row."""
     scribe = session.scribe
     check_session_id(session_id)
     if scribe.route.session_id == session_id and not scribe.page.end_kind:
-        return
+        return scribe.page.stored
     holder_key = take_over.holder if take_over is not None else None
 
     def look(reader: Reader) -> tuple[SessionRow | None, Route | None, SessionKey | None]:
@@ -134,11 +140,13 @@ async def _switch(session: Session, session_id: SessionId, take_over: TakeOver |
                 take_over=take_over is not None,
             )
         )
-    if row is not None and row.end_kind in ("boundary", "suspension"):
+    if reopen and row is not None and row.end_kind in ("boundary", "suspension"):
         # A person asked for this session, so it is open again.
         commands.append(ReopenSession(session_id=session_id, replaces=row.end_version, at_ms=now))
-    await session.scribe.commit(tuple(commands))
-    await _follow(session)
+    if commands:
+        await session.scribe.commit(tuple(commands))
+        await _follow(session)
+    return row is not None
 
 
 def reset(reason: str = "reset") -> Operate[SessionId]:

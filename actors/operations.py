@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from .session import Session
 
 
+REST = "rest"
+
+
 def _own(session: Session, session_id: SessionId | None = None) -> Guard:
     scribe = session.scribe
     return Guard(key=scribe.key, incarnation=scribe.incarnation, session_id=session_id)
@@ -165,11 +168,14 @@ def _turns_back(session: Session, turns: int) -> int:
     index, seen = len(messages), set[TurnId | None]()
     while index:
         turn_id = messages[index - 1].turn_id
+        if turn_id is None and not seen and not messages[index - 1].summary:
+            index -= 1  # behind the last turn, of no turn: somebody else wrote it
+            continue
         if turn_id not in seen and (turn_id is None or len(seen) == turns):
             break
         seen.add(turn_id)
         index -= 1
-    if index == len(messages):
+    if not seen:
         raise MissingError(f"a turn of {session.key} that could be rewound")
     return index
 
@@ -235,7 +241,7 @@ def rest() -> Operate[None]:
         await session.scribe.wait_settled()
         session.line.mailbox.pause()
 
-    return Operate("take_over", run, interrupts=True)
+    return Operate(REST, run, interrupts=True)
 
 
 def reopen() -> Operate[SessionId]:
@@ -252,12 +258,3 @@ def reopen() -> Operate[SessionId]:
         return page.session_id
 
     return Operate("reopen", run, interrupts=True)
-
-
-def take_back(turn_id: TurnId, cause: str) -> Operate[bool]:
-    """For a key that nobody served: a message that waits there gets no turn."""
-
-    async def run(session: Session) -> bool:
-        return session.take_back(turn_id, cause)
-
-    return Operate("interrupt", run, interrupts=False)

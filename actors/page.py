@@ -11,7 +11,7 @@ holds the old one (an agent's history) keeps what it was given.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import msgspec
 from msgspec import Struct
@@ -62,6 +62,16 @@ def message_of(
         summary=summary,
         covers=covers,
     )
+
+
+class LazyPage(NamedTuple):
+    """What an opened session without a row is to have when it gets one."""
+
+    session_id: SessionId
+    user: str | None
+    model: str | None
+    parent_id: SessionId | None
+    edge: Edge | None
 
 
 class Loaded(Struct, frozen=True):
@@ -139,6 +149,18 @@ class Page:
         page.next_seq, page.revision = session.next_seq, session.revision
         page.replace(messages)
         return page
+
+    @property
+    def lazy(self) -> LazyPage | None:
+        if self.stored or not (self.user or self.model or self.parent_id):
+            return None
+        return LazyPage(self.session_id, self.user, self.model, self.parent_id, self.edge)
+
+    def recall(self, lazy: LazyPage) -> None:
+        """What the key's last actor knew of this session, if it was this one."""
+        if lazy.session_id == self.session_id:
+            self.user, self.model = lazy.user, lazy.model
+            self.parent_id, self.edge = lazy.parent_id, lazy.edge
 
     def append(self, drafts: Sequence[Draft], turn_id: TurnId | None) -> list[Message]:
         """New rows at the end, as one unit brings them."""

@@ -15,7 +15,8 @@ from ..storage.records import Inbound, TurnOutcome
 from ..storage.units import Durable
 from .exchanges import closing_results, open_calls
 from .line import Waiting
-from .replies import Reply, reply_text, said_by, storable
+from .raised import said_by
+from .replies import Reply, reply_text, storable
 
 if TYPE_CHECKING:
     from ..storage.commands import AnyCommand

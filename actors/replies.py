@@ -78,16 +78,6 @@ def _interrupted(outcome: TurnOutcome) -> str:
     return ""
 
 
-def said_by(error: BaseException) -> str:
-    """An error in one line, whatever its own `str` does."""
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:
-        return f"{name}: (it can't be shown)"
-    return f"{name}: {text}" if text else name
-
-
 def storable(text: str) -> str:
     """An error's text, whatever it holds: short enough, and without what no text can hold."""
     return text[:4000].encode(errors="replace").decode()

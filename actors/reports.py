@@ -19,6 +19,7 @@ from ..storage.errors import OnepenError, StorageError
 from . import compression
 from .compression import Compression
 from .exchanges import closing_results, ordered, whole_exchanges
+from .raised import said_by
 from .results import Aligned, Result, align, reported
 
 if TYPE_CHECKING:
@@ -35,8 +36,11 @@ logger = logging.getLogger(__name__)
 async def unsaved_of(session: Session, agent: Any) -> tuple[Draft, ...] | None:
     """What an agent that reports at the end has not reported yet. Raises what it raises."""
     unsaved = getattr(agent, "unsaved", None)
+    agents = session.surroundings.agents
     if not callable(unsaved):
         return None
+    if agents.shared is not None and (agents.running or agents.last_key != session.line.key):
+        return None  # everybody's agent: what it has may be another conversation's
     with trio.fail_after(session.settings.hook_deadline_s):
         messages: Any = unsaved()
         if isawaitable(messages):
@@ -94,9 +98,10 @@ async def _rotate_by_result(
     scribe, turn = session.scribe, running.turn
     try:
         check_session_id(child_id)
-        past = [
-            msgspec.structs.replace(d, uid=d.uid or scribe.fresh_uid()) for d in aligned.rewrite
-        ]
+        # An agent may put what it keeps of the past into a system message at the front. Without
+        # anything else it is that, and not only a prompt: better a prompt too many in the child.
+        rewrite = aligned.rewrite or (() if aligned.kept else aligned.leading)
+        past = [msgspec.structs.replace(d, uid=d.uid or scribe.fresh_uid()) for d in rewrite]
         summary = with_results(session, past, {}, "it was compressed away")
         await scribe.room()
         messages, start = scribe.page.messages, scribe.page.tail_of(turn.id)
@@ -108,5 +113,5 @@ async def _rotate_by_result(
         raise
     except OnepenError as error:
         logger.warning("%s: the agent's rotation was refused: %s", session.key, error)
-        return str(error)
+        return said_by(error)
     return None

@@ -7,11 +7,11 @@ An agent returns text, an `Outcome`, nothing, or a mapping as existing agents do
 
 Aligning a report: echoed uids match by themselves. Without uids, leading system messages are left
 out; old is the longest end of what this attempt was given, the turn's own user message last, with
-which the report begins (one that leaves that message out must begin with a user's), then a leading
-run equal to what the attempt has stored already. If nothing aligns, new begins behind the report's
-last user message that equals the turn's own, else behind its last user message. What comes before
-that is a rewrite of the past: with a new session id it is what the rotation carries, and otherwise
-it is dropped and counted, never stored as new.
+which the report begins (one that leaves that message out, or puts it in other words, must begin
+with a user's), then a leading run equal to what the attempt has stored already. If nothing aligns,
+new begins behind the report's last user message that equals the turn's own, else behind its last
+user message. What comes before that is a rewrite of the past: with a new session id it is what the
+rotation carries, and otherwise it is dropped and counted, never stored as new.
 
 The i-th message behind the turn's own user message gets its uid from (turn id, attempt, i), so
 reporting twice is harmless. Pure functions.
@@ -23,12 +23,13 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
+import msgspec
 from msgspec import structs
 
 from ..storage.errors import InvalidContentError
 from ..storage.identity import SessionId, Uid, derived_uid
 from ..storage.records import Draft, JsonObject, Message, OutcomeKind, TurnOutcome
-from .messages import draft_of, same_message
+from .messages import content_of, draft_of, same_message
 
 if TYPE_CHECKING:
     from ..storage.identity import TurnId
@@ -53,6 +54,8 @@ class Aligned(NamedTuple):
     rewrite: tuple[Draft, ...]
     kept: tuple[Uid, ...]  # of what was given, what the report still begins with
     known: tuple[Uid, ...]  # echoed uids, for whoever can look them up in storage
+    leading: tuple[Draft, ...]  # system messages at the front: a prompt, or a past in short
+    sure: bool = True  # whether anything of it was recognised
 
 
 class Result(NamedTuple):
@@ -83,14 +86,13 @@ def result_of(returned: Any, now_ms: int, *, said: str | None) -> Result:
 
 
 def _check_outcome(outcome: TurnOutcome) -> None:
-    text = cast("object", outcome.text)  # whatever its type promises
-    if outcome.kind not in get_args(OutcomeKind):
-        hint = f"use one of {', '.join(get_args(OutcomeKind))}"
-        raise InvalidContentError("kind", f"{outcome.kind!r} is no kind of outcome", hint=hint)
-    if text is not None and not isinstance(text, str):
-        raise InvalidContentError(
-            "text", f"{type(text).__name__} is not text", hint="give a string, or nothing"
-        )
+    """Whatever its types promise, nobody has looked yet."""
+    try:
+        msgspec.convert(structs.asdict(outcome), TurnOutcome)
+    except msgspec.ValidationError as error:
+        kinds = ", ".join(get_args(OutcomeKind))
+        hint = f"kind is one of {kinds}; texts are strings, detail is a mapping"
+        raise InvalidContentError("outcome", str(error), hint=hint) from error
 
 
 def _result_of_mapping(returned: Mapping[str, Any], now_ms: int, said: str | None) -> Result:
@@ -105,12 +107,15 @@ def _result_of_mapping(returned: Mapping[str, Any], now_ms: int, said: str | Non
     text: Any = returned.get("final_response")
     if text is not None and not isinstance(text, str):
         text = str(text)
-    if text is None and report is None and said is not None:
-        return Result(TurnOutcome(kind=_kind_of(returned), text=said, **_facts_of(returned)))
     session_id = returned.get("session_id")
+    answer = text
+    if text is None and report is None:
+        text = said  # it is stored already
+    elif _reports_answer(report, text):
+        answer = None
     return Result(
         TurnOutcome(kind=_kind_of(returned), text=text, **_facts_of(returned)),
-        None if _reports_answer(report, text) else text,
+        answer,
         report,
         None if not session_id else SessionId(str(session_id)),
     )
@@ -156,32 +161,33 @@ def align(report: tuple[Draft, ...], attempt: Attempt) -> Aligned:
     start = 0
     while start < len(report) and report[start].role == "system" and not report[start].uid:
         start += 1
-    rest = report[start:]
-    given_uids = {message.uid for message in attempt.given}
-    stored_uids = {message.uid for message in attempt.stored}
+    rest, leading = report[start:], report[:start]
     if any(draft.uid for draft in rest):
-        return _align_by_uid(rest, attempt, given_uids, stored_uids)
+        return _align_by_uid(rest, leading, attempt)
     own = _own_users(attempt)
-    behind_own = attempt.stored[len(own) :]
     past = [*attempt.given, *own]
     old = _longest_end(past, rest)
+    if old <= len(own) and _behind_user(rest, own) > old:
+        old = 0  # the turn's own message comes again later: what stands before that is rewritten
     if not own or not old:
-        # It begins with the past and leaves this turn's own message out, or it is the turn alone.
-        # What begins in the middle of an exchange is the latter, though it may say the same as the
-        # last turn did.
         past = [*attempt.given]
         old = _longest_end(past, rest)
         if old and past[len(past) - old].role != "user":
+            # It begins in the middle of an exchange, so it is the turn alone, though it may say
+            # the same as the last turn did.
             old = 0
-    stored = _leading_run(behind_own, rest[old:])
+    kept = tuple(m.uid for m in past[len(past) - old : len(attempt.given)])
+    if old and old <= len(attempt.given) and old < len(rest) and rest[old].role == "user":
+        old += 1  # the turn's own message, as the agent has put it
+    stored = _leading_run(attempt.stored[len(own) :], rest[old:])
     if old or stored:
-        kept = tuple(m.uid for m in past[len(past) - old : len(attempt.given)])
-        return Aligned(_numbered(rest[old:], stored, attempt), (), kept, ())
+        return Aligned(_numbered(rest[old:], stored, attempt), (), kept, (), leading)
     at = _behind_user(rest, own)
     rewrite = tuple(rest[:at])
-    if rewrite and own and same_message(rewrite[-1], own[-1]):
+    sure = bool(rewrite and own) and same_message(rewrite[-1], own[-1])
+    if sure:
         rewrite = rewrite[:-1]
-    return Aligned(_numbered(rest[at:], 0, attempt), rewrite, (), ())
+    return Aligned(_numbered(rest[at:], 0, attempt), rewrite, (), (), leading, sure)
 
 
 def _own_users(attempt: Attempt) -> list[Message]:
@@ -191,11 +197,24 @@ def _own_users(attempt: Attempt) -> list[Message]:
 
 def _longest_end(given: Sequence[Message], report: Sequence[Draft]) -> int:
     """The length of the longest end of `given` with which the report begins."""
-    for length in range(min(len(given), len(report)), 0, -1):
-        end = given[len(given) - length :]
-        if all(same_message(a, b) for a, b in zip(end, report, strict=False)):
-            return length
-    return 0
+    # Knuth, Morris and Pratt: a history that repeats itself must not cost its square.
+    pattern = [content_of(draft) for draft in report]
+    borders = [0] * len(pattern)
+    for index in range(1, len(pattern)):
+        length = borders[index - 1]
+        while length and pattern[index] != pattern[length]:
+            length = borders[length - 1]
+        borders[index] = length + (pattern[index] == pattern[length])
+    length = 0
+    for message in given:
+        content = content_of(message)
+        if length == len(pattern):
+            length = borders[length - 1] if length else 0
+        while length and content != pattern[length]:
+            length = borders[length - 1]
+        if pattern and content == pattern[length]:
+            length += 1
+    return length
 
 
 def _leading_run(stored: Sequence[Message], report: Sequence[Draft]) -> int:
@@ -226,25 +245,29 @@ def _numbered(tail: Sequence[Draft], stored: int, attempt: Attempt) -> tuple[Dra
 
 
 def _align_by_uid(
-    report: Sequence[Draft], attempt: Attempt, given: set[Uid], stored: set[Uid]
+    report: tuple[Draft, ...], leading: tuple[Draft, ...], attempt: Attempt
 ) -> Aligned:
     """Echoed uids say what is old; the rest is new behind the last of them, a rewrite before.
 
     What of this turn is echoed without uids is old as well.
     """
     own = _own_users(attempt)
+    given = {message.uid for message in attempt.given}
+    places = {message.uid: place for place, message in enumerate(attempt.stored)}
 
     def is_own(draft: Draft) -> bool:
         return not draft.uid and any(same_message(draft, message) for message in own)
 
     last = -1
     for index, draft in enumerate(report):
-        if draft.uid in given or draft.uid in stored or is_own(draft):
+        if draft.uid in given or draft.uid in places or is_own(draft):
             last = index
-    rewrite = tuple(d for d in report[: last + 1] if not d.uid and not is_own(d))
+    behind = report[last + 1] if last + 1 < len(report) else None
+    if last >= 0 and report[last].uid in given and behind is not None:
+        last += behind.role == "user" and not behind.uid  # its own message, as the agent has put it
+    rewrite = tuple(d for d in report[:last] if not d.uid and not is_own(d))
     kept = tuple(draft.uid for draft in report if draft.uid in given)
     # Where in what is stored of this turn the report has come to.
-    places = {message.uid: place for place, message in enumerate(attempt.stored)}
     at = places.get(report[last].uid, len(own) - 1) + 1 if last >= 0 else len(own)
     run = _leading_run(attempt.stored[at:], report[last + 1 :])
     base = at + run - len(own)
@@ -257,4 +280,4 @@ def _align_by_uid(
         else:
             uid = derived_uid(attempt.turn_id, attempt.attempt, base + index)
             new.append(structs.replace(draft, uid=uid))
-    return Aligned(tuple(new), rewrite, kept, tuple(known))
+    return Aligned(tuple(new), rewrite, kept, tuple(known), leading, last >= 0)

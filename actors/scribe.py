@@ -34,7 +34,12 @@ from ..storage.commands import (
     SetRoute,
     StartTurn,
 )
-from ..storage.errors import InvariantError, OutcomeUnknownError, StorageUnavailableError
+from ..storage.errors import (
+    InvariantError,
+    OnepenError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
 from ..storage.identity import Seq, SessionId, Uid
 from ..storage.units import Durable, Guard, Refused, Unit, Unknown
 from .hold import Held, Hold
@@ -233,8 +238,9 @@ class Scribe:
 
         def received(receipt: Receipt) -> None:
             self._resolved()
-            if isinstance(receipt, Refused) and receipt.reason == "stale_incarnation":
-                self._break(receipt, ())
+            stale = isinstance(receipt, Refused) and receipt.reason == "stale_incarnation"
+            if isinstance(receipt, Refused) and stale and receipt.what == self.key:
+                self._break(receipt, ())  # and not another key's, which a take-over names as well
             if then is not None:
                 then(receipt)
 
@@ -438,8 +444,14 @@ class Scribe:
     def _release(self) -> None:
         """The receipt is here: what was held goes where the key is now."""
         for held in self._hold.release():
-            if self.broken is None:
+            if self.broken is not None:
+                return
+            try:
                 self.write(held.drafts, turn_id=held.turn_id, after=held.after, past_bounds=True)
+            except OnepenError as error:
+                # The Writer takes nothing more. Whoever appended it has not been told that it is
+                # stored; the turn ends as refused, or with the runtime.
+                self._break(Refused(reason="invalid", what="held rows", given=str(error)), ())
 
     # Moving ------------------------------------------------------------------------------------
 

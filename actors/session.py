@@ -3,6 +3,7 @@
 | message   | effect                                                  | answered | durable      |
 | --------- | ------------------------------------------------------- | -------- | ------------ |
 | `Submit`  | idle: accept, start and user row in one unit; or queued | at once  | as it says   |
+| `Interrupt` | that turn is stopped, or taken back | at once | when its reply is there |
 | `Operate` | done when no turn is in the way; some interrupt it      | when done | when answered |
 | (a slot)  | the next waiting message starts its turn                |          |              |
 
@@ -27,31 +28,38 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import trio
 
 from ..storage.commands import AcceptInbound, OpenTurn, TakeInbound
-from ..storage.errors import InvariantError, OnepenError
-from ..storage.identity import TurnId
+from ..storage.errors import BrokenChainError, InvariantError, OnepenError, StaleError
 from ..storage.records import TurnOutcome
 from ..storage.units import Durable, Refused
 from . import recovery, turning
 from .binding import Binding
 from .compression import SummaryRaised
 from .exchanges import closing_results, open_calls
-from .line import Accepted, Operate, SessionBusyError, SessionCrashedError, Submit, Waiting
+from .line import (
+    Accepted,
+    Interrupt,
+    Operate,
+    SessionBusyError,
+    SessionCrashedError,
+    Submit,
+    Waiting,
+)
 from .mailbox import Answer, MailboxClosedError, run_actor
 from .messages import user_draft
 from .scribe import Scribe, ScribeEvents
 from .turn import Turn
 from .turning import RunningTurn
-from .warm import AgentSlot, SessionInfo, close_quietly
+from .warm import AgentSlot, SessionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..storage.commands import AnyCommand
-    from ..storage.identity import Incarnation
+    from ..storage.identity import Incarnation, TurnId
     from ..storage.records import Draft, Message
     from ..storage.units import Receipt
-    from .line import Line, Surroundings
-    from .page import Page
+    from .line import Letter, Line, Surroundings
+    from .page import LazyPage, Page
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +81,10 @@ class Session(ScribeEvents):
         incarnation: Incarnation,
         surroundings: Surroundings,
         crash: BaseException | None = None,
+        lazy: LazyPage | None = None,
     ) -> None:
         self.line = line
+        self._lazy = lazy
         self.surroundings = surroundings
         self.settings = surroundings.settings
         self.hooks = surroundings.hooks
@@ -94,7 +104,11 @@ class Session(ScribeEvents):
         self.turn: RunningTurn | None = None
         self.waiting: deque[Waiting] = deque()
         self.stopping = False
+        self.doubtful = False  # an operation failed: memory must be compared with storage first
+        self.last_turn_id: TurnId | None = None  # of the turn that the agent has last run
         self._ready = False
+        self._handling = False  # a message was read and is not dealt with yet
+        self._left = False  # the actor is gone; receipts may still come
         self._operations: deque[_Operation] = deque()
         self._working = False
         self._taking_back = 0
@@ -126,17 +140,23 @@ class Session(ScribeEvents):
         self.binding = Binding(self.line.key, self.scribe.page.session_id)
         self.line.stream.begin(self.scribe.incarnation)
         self.surroundings.counters.activated += 1
+        if self._lazy is not None and not self.scribe.page.stored:
+            self.scribe.page.recall(self._lazy)
         await recovery.recover(self, loaded)
         self._ready = True
         self._go_on()
 
-    async def on_message(
-        self, message: Submit | Operate[Any], answer: Answer[object] | None
-    ) -> None:
+    async def on_message(self, message: Letter, answer: Answer[object] | None) -> None:
         if self.stopping:
             return  # answered when the actor is gone: then the Directory sends it again
+        self._handling = True
         try:
-            if isinstance(message, Submit):
+            if isinstance(message, Interrupt):
+                done = self.interrupt(message.cause, message.turn_id)
+                done = done or self.take_back(message.turn_id, message.cause)
+                if answer is not None:
+                    answer.give(done)
+            elif isinstance(message, Submit):
                 # Room first: between it and posting there is no checkpoint.
                 await self.scribe.writer.room()
                 accepted = self._accept(message)
@@ -148,8 +168,11 @@ class Session(ScribeEvents):
             if answer is None or isinstance(error, InvariantError):
                 raise
             answer.fail(error)
+        finally:
+            self._handling = False
 
     async def on_stop(self) -> None:
+        self._left = True
         if self._slot == "held":
             self.surroundings.slots.give_back()
         elif self._slot == "asked":
@@ -158,16 +181,18 @@ class Session(ScribeEvents):
         if self.turn is not None:
             self.turn.give_slot_back(self)
         with trio.CancelScope(shield=True):
-            await self.slot.close(close_quietly)
+            await self.slot.close_quietly()
 
     def spawn(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """A task of this actor, in a context that belongs to no turn."""
+        """A task of this actor, in a context that belongs to no turn; none once it is gone."""
+        if self._left:
+            return
         self.surroundings.context.run(self._nursery.start_soon, function, *arguments)
 
     # Inbound messages --------------------------------------------------------------------------
 
     def _accept(self, submit: Submit) -> Accepted:
-        now, turn_id = self.scribe.now(), TurnId(self.surroundings.ids.fresh())
+        now, turn_id = self.scribe.now(), submit.turn_id
         body = submit.inbound.body()
         start = self._may_start() and self.surroundings.slots.take()
         accept = AcceptInbound(
@@ -201,6 +226,7 @@ class Session(ScribeEvents):
             and not self._operations
             and not self.waiting
             and not self.stopping
+            and not self.doubtful
             and self.scribe.broken is None
         )
 
@@ -223,7 +249,7 @@ class Session(ScribeEvents):
 
     def _start(self, waiting: Waiting, before: tuple[AnyCommand, ...]) -> RunningTurn:
         """Post a turn's first unit, with a slot in hand; with no checkpoint before it."""
-        running = RunningTurn(waiting, self._user_rows(waiting), before)
+        running = RunningTurn(self.line, waiting, self._user_rows(waiting), before)
         self._post_start(running)
         self.turn = running
         self._working = True
@@ -296,7 +322,7 @@ class Session(ScribeEvents):
 
     def _go_on(self) -> None:
         """See to it that what is there to do is done."""
-        if self._working:
+        if self._working or self._left:
             return
         if self._operations or self._slot == "held":
             self._working = True
@@ -306,16 +332,20 @@ class Session(ScribeEvents):
             self.surroundings.slots.ask(self._slot_source, self._on_slot)
 
     def _on_slot(self) -> None:
+        if self._left:
+            self.surroundings.slots.give_back()
+            return
         self._slot = "held"
         self._go_on()
 
     async def _work(self) -> None:
         """Turns and operations, one at a time, until there is nothing to do."""
-        while True:
+        while not self._left:
             if self.turn is not None:
                 await turning.run_turn(self, self.turn)
                 self.turn = None
-            elif self._operations:
+            elif self._operations and not self.stopping:
+                # Behind one that ends the actor none is begun: it is sent again, untouched.
                 await self._run_operation(self._operations.popleft())
             elif self._slot == "held":
                 if self.stopping or not await self._start_next():
@@ -333,7 +363,7 @@ class Session(ScribeEvents):
 
     async def _start_next(self) -> bool:
         """The next waiting message gets its turn; false if there is none after all."""
-        if self.scribe.broken is not None:
+        if self.scribe.broken is not None or self.doubtful:
             await self.reload()
         while self.waiting:
             waiting = self.waiting[0]
@@ -353,7 +383,7 @@ class Session(ScribeEvents):
             self.waiting.popleft()
             take = TakeInbound(source=waiting.source, inbound_id=waiting.inbound_id)
             before = (take,) if waiting.attempt == 1 else ()
-            running = RunningTurn(waiting, self._user_rows(waiting), before)
+            running = RunningTurn(self.line, waiting, self._user_rows(waiting), before)
             self._post_start(running)
             self.turn, self._slot = running, "none"  # the slot is the turn's now
             return True
@@ -368,19 +398,31 @@ class Session(ScribeEvents):
     async def _run_operation(self, operation: _Operation) -> None:
         answer = operation.answer
         try:
-            if self.scribe.broken is not None:
+            if self.scribe.broken is not None or self.doubtful:
                 await self.reload()
-            result = await operation.operate.run(self)
+            result = await self._try_operation(operation.operate)
         except SummaryRaised as raised:
             assert answer is not None  # whoever gave the function waits for what became of it
             answer.fail(raised.error)
         except OnepenError as error:
             if answer is None or isinstance(error, InvariantError):
                 raise
+            self.doubtful = True  # perhaps it failed behind its commit
             answer.fail(error)
         else:
             if answer is not None:
                 answer.give(result)
+
+    async def _try_operation(self, operate: Operate[Any]) -> object:
+        """Once more if somebody else has written to the session since it was loaded."""
+        revision = self.scribe.page.revision
+        try:
+            return await operate.run(self)
+        except (StaleError, BrokenChainError):
+            await self.reload()
+            if self.scribe.page.revision == revision:
+                raise
+            return await operate.run(self)
 
     # What may come at any time -------------------------------------------------------------------
 
@@ -411,6 +453,7 @@ class Session(ScribeEvents):
         return (
             self._ready
             and not self.stopping
+            and not self._handling
             and not self._working
             and self._slot == "none"
             and not self.waiting
@@ -419,13 +462,17 @@ class Session(ScribeEvents):
             and not len(self.line.mailbox)
             and self.scribe.settled
             and not self.line.stream.watched
-            and not (not self.scribe.page.stored and self.scribe.page.model is not None)
         )
 
     @property
+    def lazy(self) -> LazyPage | None:
+        """What only memory knows of a session that has no row yet, if there is anything."""
+        return self.scribe.page.lazy if self._ready else None
+
+    @property
     def size_bytes(self) -> int:
-        """Of the transcript in memory; nothing before it is loaded."""
-        return self.scribe.page.size_bytes if self._ready else 0
+        """Of the transcript and the events in memory; nothing before it is loaded."""
+        return self.scribe.page.size_bytes + self.line.stream.size_bytes if self._ready else 0
 
     def info(self) -> SessionInfo:
         page = self.scribe.page
@@ -435,6 +482,7 @@ class Session(ScribeEvents):
         """Look at what is stored; memory follows."""
         broken = self.scribe.broken
         await self.scribe.reload()
+        self.doubtful = False
         self.surroundings.counters.reloads += 1
         if broken is not None and broken.reason == "broken_chain":
             self.slot.distrust()  # somebody wrote in the middle of a turn
@@ -459,6 +507,8 @@ class Session(ScribeEvents):
         logger.error("a unit of %s was refused: %s (%s)", self.key, refused.reason, refused.what)
         for message in messages:
             self.line.stream.publish("message.withdrawn", message=message)
+        if self._left:
+            return
         if refused.reason == "stale_incarnation":
             self._nursery.start_soon(self._stop_as_predecessor, refused)
         elif self.turn is not None:

@@ -33,7 +33,7 @@ from ..storage.units import Unit
 from . import compression
 from .compression import Compress, Compression, Summarise, SummaryRaised
 from .exchanges import closing_results, open_calls, ordered
-from .messages import Given, draft_of
+from .messages import Given, draft_of, same_message, texts_of
 from .results import Attempt
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Turn:
     @property
     def text(self) -> str:
         """What the user said, the texts of several messages in lines."""
-        return "\n".join(body.text for body in self.inbound if body.text is not None)
+        return "\n".join(text for body in self.inbound for text in texts_of(body))
 
     @property
     def history(self) -> tuple[Message, ...]:
@@ -177,6 +177,8 @@ class Turn:
         for draft in drafts:
             check_draft(draft)
         brought = [draft.uid for draft in drafts if draft.uid not in made]
+        if brought:
+            self._check_same(drafts)
         await self._post(await self.not_stored(drafts, brought))
         return drafts
 
@@ -247,7 +249,7 @@ class Turn:
         self, compress: Compress, summary: Summarise, upto: Uid | None, *, force: bool
     ) -> SessionId:
         self._check_open()
-        asked = Compression(summary, upto, force, self.id)
+        asked = Compression(summary, upto, force, self.id, self._check_open)
         try:
             return await compress(self._scribe, asked, self._useless_max)
         except SummaryRaised as raised:
@@ -320,6 +322,7 @@ class Turn:
 
     def _rows(self, drafts: tuple[Draft, ...]) -> tuple[tuple[Draft, ...], tuple[AnyCommand, ...]]:
         """What is posted for these drafts now: with what waited for them, and what they close."""
+        self._check_open()  # in the very moment of posting: the turn may have ended meanwhile
         opened, drafts = dict(self._open), tuple(self._not_posted(drafts))
         rows, deferred = self._in_order(drafts, opened, "the turn went on without one", _refuse)
         self._open, self._deferred = opened, deferred
@@ -369,19 +372,28 @@ class Turn:
             return drafts
         key = self.key
 
-        def look(reader: Reader) -> set[Uid]:
-            found: set[Uid] = set()
+        def look(reader: Reader) -> dict[Uid, Message]:
+            found: dict[Uid, Message] = {}
             for uid in unknown:
                 message = reader.message(uid)
                 if message is not None:
                     session = reader.session(message.session_id)
                     if session is not None and session.key != key:
                         raise ConflictError(f"message {uid}", session.key, key)
-                    found.add(uid)
+                    found[uid] = message
             return found
 
         stored = await self._scribe.writer.read(look)
         return tuple(draft for draft in drafts if draft.uid not in stored)
+
+    def _check_same(self, drafts: tuple[Draft, ...]) -> None:
+        """The same uid with other content is another message under a stolen name."""
+        page = self._scribe.page
+        for draft in drafts:
+            if page.has(draft.uid):
+                stored = page.messages[page.index_of(draft.uid)]
+                if not same_message(stored, draft):
+                    raise ConflictError(f"message {draft.uid}", stored.seq, draft.role)
 
     def _not_posted(self, drafts: Iterable[Draft]) -> list[Draft]:
         """Each message once, as it stands in this very moment."""

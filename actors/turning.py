@@ -15,6 +15,7 @@ import traceback
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, final
 
+import msgspec
 import trio
 
 from ..storage.commands import EndTurn
@@ -23,7 +24,8 @@ from ..storage.records import Draft, TurnOutcome
 from ..storage.units import Durable
 from .binding import current_binding
 from .mailbox import Answer
-from .replies import Reply, reply_text, said_by, storable
+from .raised import is_theirs, ours_of, said_by
+from .replies import Reply, reply_text, storable
 from .reports import dropping, take_report, unsaved_of
 from .results import Result, result_of
 from .titles import apply_pending_title
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from ..storage.commands import AnyCommand
     from ..storage.identity import SessionId
     from ..storage.units import Receipt
-    from .line import Waiting
+    from .line import Line, Waiting
     from .session import Session
     from .tickets import Ticket
     from .turn import Turn
@@ -41,6 +43,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENDS_TRIED_MAX = 8
+_HOOK_HOLDS_REPLY_S = 0.1  # a slow observer must not slow the conversation
+
+
+@final
+class Release:
+    """The output gate of a turn: the reply leaves when it is durable, and not held back."""
+
+    __slots__ = ("_line", "_reply", "held")
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._reply: Reply | None = None
+        self.held = False
+
+    def durable(self, reply: Reply) -> None:
+        self._reply = reply
+        if not self.held:
+            self.now()
+
+    def now(self) -> None:
+        self.held = False
+        if self._reply is not None:
+            self._line.give_reply(self._reply)
+
+    async def after(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.now()
 
 
 @final
@@ -56,6 +85,7 @@ class RunningTurn:
         "created",
         "done",
         "drafts",
+        "release",
         "reported",
         "revision",
         "scope",
@@ -68,9 +98,14 @@ class RunningTurn:
     )
 
     def __init__(
-        self, waiting: Waiting, drafts: tuple[Draft, ...], before: tuple[AnyCommand, ...]
+        self,
+        line: Line,
+        waiting: Waiting,
+        drafts: tuple[Draft, ...],
+        before: tuple[AnyCommand, ...],
     ) -> None:
         self.waiting = waiting
+        self.release = Release(line)
         self.drafts = drafts
         self.before = before
         self.accepted: Answer[None] = Answer()
@@ -105,8 +140,10 @@ class RunningTurn:
             result = self.agent.interrupt()
             if isawaitable(result):
                 await result
-        except Exception:
-            logger.exception("an agent's interrupt() failed")
+        except BaseException as error:
+            if not is_theirs(error):
+                raise
+            logger.error("an agent's interrupt() failed", exc_info=error)
 
     def give_slot_back(self, session: Session) -> None:
         if self._slot_held:
@@ -163,19 +200,29 @@ async def run_turn(session: Session, running: RunningTurn) -> None:
         )
     result = await _call_agent(session, running)
     running.give_slot_back(session)
+    # What is still to be done behind the turn's end is done when the reply is there.
+    release = running.release
+    release.held = session.scribe.route.pending_title is not None or hooks.has("on_turn_end")
     outcome = await _finish(session, running, result)
+    session.last_turn_id = turn.id
     session.slot.seen(session.scribe.page.session_id, session.scribe.page.revision)
     session.surroundings.counters.turns_ended += 1
-    if session.scribe.route.pending_title is not None:
-        await _apply_pending_title(session)
-    if hooks.has("on_turn_end"):
-        await hooks.call(
-            "on_turn_end",
-            session_id=turn.session_id,
-            key=turn.key,
-            turn_id=turn.id,
-            outcome=outcome,
-        )
+    try:
+        if session.scribe.route.pending_title is not None:
+            await _apply_pending_title(session)
+        if hooks.has("on_turn_end"):
+            arguments = {
+                "session_id": turn.session_id,
+                "key": turn.key,
+                "turn_id": turn.id,
+                "outcome": outcome,
+            }
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(release.after, _HOOK_HOLDS_REPLY_S)
+                await hooks.call("on_turn_end", **arguments)
+                nursery.cancel_scope.cancel()
+    finally:
+        release.now()
 
 
 async def _apply_pending_title(session: Session) -> None:
@@ -193,6 +240,9 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
     running.task = trio.lowlevel.current_task()
     token = current_binding.set(session.binding)
     result: Result | None = None
+    agents = session.surroundings.agents
+    agents.running += 1
+    agents.last_key = session.line.key
     try:
         with scope:
             if running.cause is None:  # else it was interrupted before it began
@@ -202,15 +252,16 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
                     returned = await returned
                 result = result_of(returned, session.scribe.now(), said=turn.said)
     except BaseException as error:
-        # Whatever an agent raises ends its own turn and nothing else; asyncio's cancellation and
-        # an exit, too. What isn't the agent's goes on: somebody wants an end of all this.
-        if not is_agents_own(error):
-            raise
+        if (ours := ours_of(error)) is not None:
+            if ours is not error:
+                logger.warning("the agent of %s failed as it ended", session.key, exc_info=error)
+            raise ours  # noqa: B904 - it is a part of the same error
         result = Result(_failure(running, error))
         if result.outcome.cause == "agent":
             logger.warning("the agent of %s failed", session.key, exc_info=error)
     finally:
         current_binding.reset(token)
+        agents.running -= 1
         turn.over = running.done = True
         running.task = None
     if result is not None:
@@ -221,14 +272,6 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
     if running.cause == "refused":
         return Result(_refused_outcome(session))
     return Result(TurnOutcome(kind="interrupted", cause=running.cause))
-
-
-def is_agents_own(error: BaseException) -> bool:
-    """Whether nothing in it is trio's cancellation, or the user's Ctrl-C."""
-    inside: tuple[BaseException, ...] = getattr(error, "exceptions", ())
-    if isinstance(error, BaseExceptionGroup) and inside:
-        return all(map(is_agents_own, inside))
-    return not isinstance(error, trio.Cancelled | KeyboardInterrupt | GeneratorExit)
 
 
 def _failure(running: RunningTurn, error: BaseException) -> TurnOutcome:
@@ -257,9 +300,11 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
     if report is None and outcome.kind in ("interrupted", "failed"):
         try:
             report = await unsaved_of(session, running.agent)
-        except Exception:
+        except BaseException as error:
+            if not is_theirs(error):
+                raise
             # The turn has failed as it is; it ends with what it has stored.
-            logger.exception("unsaved() of the agent of %s failed", session.key)
+            logger.error("unsaved() of the agent of %s failed", session.key, exc_info=error)
     if report is None and result.session_id is not None:
         report = ()  # it moves on without saying what it takes along: this turn goes with it
     if report is not None:
@@ -268,6 +313,9 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
         except OnepenError as error:
             outcome = TurnOutcome(kind="failed", error=storable(str(error)), cause="agent")
             answer = None
+    if outcome.kind == "answered" and not (outcome.text or "").strip():
+        # It has said its answer without calling it that.
+        outcome = msgspec.structs.replace(outcome, text=_last_words(turn, new) or outcome.text)
     for _ in range(_ENDS_TRIED_MAX):
         await scribe.room()
         if scribe.broken is not None:
@@ -292,6 +340,16 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
         if isinstance(await scribe.receipt_of(ticket, reply), Durable):
             return outcome
     raise InvariantError(f"the end of a turn of {session.key} is refused again and again")
+
+
+def _last_words(turn: Turn, new: tuple[Draft, ...]) -> str | None:
+    """What the assistant said last in this turn, if nothing came behind it."""
+    for draft in reversed([*turn.messages, *new]):
+        if draft.role == "assistant" and not draft.tool_calls and draft.text:
+            return draft.text
+        if draft.role in ("user", "tool"):
+            break
+    return None
 
 
 def _end(running: RunningTurn, outcome: TurnOutcome, now_ms: int) -> EndTurn:
@@ -319,15 +377,15 @@ def _releasing(session: Session, running: RunningTurn, outcome: TurnOutcome) -> 
     """The output gate: called with the receipt of the turn's end."""
     turn, scribe = running.turn, session.scribe
     history_length = len(turn.history) if outcome.kind == "failed" else 0
+    text = reply_text(outcome, history_length=history_length, model_calls=turn.model_calls)
 
     def received(receipt: Receipt) -> None:
         if not isinstance(receipt, Durable):
             return
-        text = reply_text(outcome, history_length=history_length, model_calls=turn.model_calls)
         session.line.stream.publish(
             "turn.ended", session_id=turn.session_id, turn_id=turn.id, text=text, outcome=outcome
         )
-        session.line.give_reply(
+        running.release.durable(
             Reply(
                 text=text,
                 outcome=outcome,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import trio
 
 from ..storage.errors import OnepenError
+from .raised import is_theirs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_S = 5.0  # an agent that takes longer to close is left alone
 _BASELINES_MAX = 64  # sessions of one key that an agent may remember
 _MISSING: Any = object()
 
@@ -64,10 +66,14 @@ class AgentSource:
         self.shared = agent
         self.factory = factory
         self.built = self.rebuilt = 0
+        self.running = 0  # turns in which the shared agent is at work just now
+        self.last_key: SessionKey | None = None  # whose turn it was at last
 
     def signature(self, agent: Any, info: SessionInfo) -> Any:
         """The configuration as it is now: the factory's word, or else the agent's own."""
-        for owner, arguments in ((self.factory, (info,)), (agent, ())):
+        # A class as factory has its agents' signature, not one of its own.
+        factory = None if isinstance(self.factory, type) else self.factory
+        for owner, arguments in ((factory, (info,)), (agent, ())):
             signature = getattr(owner, "signature", None)
             if signature is not None:
                 return signature(*arguments) if callable(signature) else signature
@@ -76,7 +82,7 @@ class AgentSource:
     async def close(self) -> None:
         """At the runtime's end: the shared agent, once."""
         if self.shared is not None:
-            await close_quietly(self.shared)
+            await _quietly(close_agent(self.shared))
 
 
 def check_agent(agent: Any) -> None:
@@ -102,12 +108,14 @@ async def close_agent(agent: Any) -> None:
         await result
 
 
-async def close_quietly(agent: Any) -> None:
-    """The same where nobody could mend it: an error is logged."""
+async def _quietly(closing: Awaitable[None]) -> None:
+    """Where nobody could mend it: an error is logged."""
     try:
-        await close_agent(agent)
-    except Exception:
-        logger.exception("closing an agent failed")
+        await closing
+    except BaseException as error:
+        if not is_theirs(error):
+            raise
+        logger.error("closing an agent failed", exc_info=error)
 
 
 @final
@@ -133,7 +141,7 @@ class AgentSlot:
             if not changed and not self._foreign:
                 return self.agent
             source.rebuilt += 1
-            await self.close(close_quietly)
+            await self.close_quietly()
         built: Any = source.factory(info)
         if isawaitable(built):
             built = await built
@@ -164,11 +172,17 @@ class AgentSlot:
         if self.agent is not None and getattr(self.agent, "check_revision", True) is not False:
             self._foreign = True
 
-    async def close(self, close: Callable[[Any], Awaitable[None]] = close_agent) -> None:
-        """Let the agent go, unless it is everybody's."""
+    async def close(self) -> None:
+        """Let the agent go, unless it is everybody's. Raises what it raises, or that it hangs."""
         agent = self.agent
         if self._source.factory is None or agent is None:
             return
         self.agent = None
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5.0):
-            await close(agent)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S) as scope:
+            await close_agent(agent)
+        if scope.cancelled_caught:
+            raise trio.TooSlowError(f"close() took longer than {_CLOSE_S:g} s")
+
+    async def close_quietly(self) -> None:
+        """The same for whoever has nobody to tell."""
+        await _quietly(self.close())

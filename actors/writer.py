@@ -30,7 +30,7 @@ import trio
 from msgspec import Struct
 
 from ..storage.engine import EngineStatistics
-from ..storage.errors import StaleEpochError, WriterFailedError
+from ..storage.errors import StaleEpochError, StorageUnavailableError, WriterFailedError
 from ..storage.pen import Pen
 from .drivers import Driver, InlineDriver, ThreadDriver
 from .intake import Intake, Traffic, WriterSettings
@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _READS_MAX = 4  # threads for reads, apart from those of everybody else
+_READS_TRIED_MAX = 5
 _ABANDON_S = 1.0
 _CLOSE_S = 5.0
 
@@ -298,6 +299,19 @@ class Writer:
                 logger.error("closing the database hangs and is left behind after %s s", _CLOSE_S)
 
     async def read(self, view: Callable[[Reader], T]) -> T:
+        for _ in range(_READS_TRIED_MAX - 1):
+            try:
+                return await self._read(view)
+            except StorageUnavailableError as error:
+                if self.intake.down:
+                    raise
+                # A reopening closes the readers for a moment; that is no reason to give up.
+                logger.info("a read is tried again: %s", error)
+                await self.intake.wait_recovered()
+                await trio.sleep(self._settings.backoff_first_s)
+        return await self._read(view)
+
+    async def _read(self, view: Callable[[Reader], T]) -> T:
         def look() -> T:
             with self.engine.reading() as reader:
                 return view(reader)

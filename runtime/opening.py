@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -100,7 +100,7 @@ async def assemble(
     at: Callable[[str], object] | None = None,
 ) -> AsyncGenerator[Runtime]:
     """The same from parts; `inline` and `at` are for simulation, as in `open_writer`."""
-    check_settings(settings)
+    settings = check_settings(settings)
     body_error: BaseException | None = None
     serving = _Serving(settings)
     try:
@@ -111,14 +111,23 @@ async def assemble(
                 yield runtime
             except BaseException as error:
                 body_error = error
+            cancelled = body_error is not None and _is_cancelled(body_error)
             with trio.CancelScope(shield=True):
-                await serving.stop(cancelled=isinstance(body_error, trio.Cancelled))
+                await serving.stop(cancelled=cancelled)
     except BaseException as error:
-        if body_error is None or isinstance(body_error, trio.Cancelled):
+        if body_error is None or _is_cancelled(body_error):
             _raise_failure(error)
         logger.error("the runtime failed while it ended", exc_info=error)
     if body_error is not None:
         raise body_error
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether it is trio's cancellation and nothing else; also as the group of a nursery."""
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return all(map(_is_cancelled, group.exceptions))
+    return isinstance(error, trio.Cancelled)
 
 
 class _Serving:

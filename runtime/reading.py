@@ -5,21 +5,45 @@ Every call reads one snapshot, which holds all that was acknowledged before the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final, overload
 
+from ..storage.edge import check_count, check_name
 from ..storage.errors import MissingError
 from ..storage.identity import SessionId, SessionKey, TurnId
 
 if TYPE_CHECKING:
     from ..actors.writer import WriterRef
+    from ..storage.engine import Reader
     from ..storage.records import Listed, Message, Session, Turn, UsageTotal
 
 
-class Listing(NamedTuple):
+_PAGE = 500
+
+
+@final
+class Listing(Sequence["Listed"]):
     """One page of sessions, and where the next one begins (`None` at the end)."""
 
-    sessions: tuple[Listed, ...]
-    next: tuple[int, int] | None
+    def __init__(self, sessions: tuple[Listed, ...], following: tuple[int, int] | None) -> None:
+        self.sessions = sessions
+        self.next = following
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    @overload
+    def __getitem__(self, index: int) -> Listed: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Listed, ...]: ...
+    def __getitem__(self, index: int | slice) -> Listed | tuple[Listed, ...]:
+        return self.sessions[index]
+
+
+def _text(field: str, value: object) -> str:
+    """Text that can be looked up; anything else is refused with a type."""
+    check_name(field, value)
+    return str(value)
 
 
 @final
@@ -41,6 +65,10 @@ class Sessions:
         after: tuple[int, int] | None = None,
     ) -> Listing:
         """Most recent first; a lineage is shown as its tip."""
+        for field, value in (("source", source), ("key", key)):
+            if value is not None:
+                _text(field, value)
+        check_count("limit", limit)
         sessions, following = await self._writer.read(
             lambda reader: reader.listing(
                 source=source,
@@ -56,24 +84,29 @@ class Sessions:
 
     async def get(self, session_id: str) -> Session | None:
         """A session's row, or `None`: a lazy session has none yet."""
-        return await self._writer.read(lambda reader: reader.session(SessionId(session_id)))
+        wanted = SessionId(_text("session_id", session_id))
+        return await self._writer.read(lambda reader: reader.session(wanted))
 
     async def find(self, given: str) -> Session:
         """By id, unique prefix or title. Raises `MissingError` and `AmbiguousError`."""
-        return await self._writer.read(lambda reader: reader.find_session(given))
+        wanted = _text("session", given)
+        return await self._writer.read(lambda reader: reader.find_session(wanted))
 
     async def lineage(self, session_id: str) -> tuple[Session, ...]:
         """From the oldest ancestor to the tip of its rotations."""
-        return await self._writer.read(lambda reader: reader.lineage(SessionId(session_id)))
+        wanted = SessionId(_text("session_id", session_id))
+        return await self._writer.read(lambda reader: reader.lineage(wanted))
 
     async def current(self, key: str) -> SessionId | None:
         """The session that the key's route names; it may have no row yet."""
-        route = await self._writer.read(lambda reader: reader.route(SessionKey(key)))
+        wanted = SessionKey(_text("key", key))
+        route = await self._writer.read(lambda reader: reader.route(wanted))
         return None if route is None else route.session_id
 
     async def pending_title(self, key: str) -> str | None:
         """The title that waits for the key's session to have a row."""
-        route = await self._writer.read(lambda reader: reader.route(SessionKey(key)))
+        wanted = SessionKey(_text("key", key))
+        route = await self._writer.read(lambda reader: reader.route(wanted))
         return None if route is None else route.pending_title
 
     async def transcript(
@@ -85,30 +118,33 @@ class Sessions:
         limit: int | None = None,
     ) -> tuple[Message, ...]:
         """The messages in reading order: all of them, or a page behind `after`."""
-        wanted = SessionId(session_id)
-        messages: list[Message] = []
-        position = after
-        while True:
-            size = 500 if limit is None else min(500, limit - len(messages))
-            start = position
-            found = await self._writer.read(
-                lambda reader, start=start, size=size: reader.transcript(  # type: ignore[misc]
-                    wanted, include_inactive=include_inactive, after=start, limit=size
+        wanted = SessionId(_text("session_id", session_id))
+
+        def look(reader: Reader) -> tuple[Message, ...]:
+            messages: list[Message] = []
+            position = after
+            while limit is None or len(messages) < limit:
+                size = _PAGE if limit is None else min(_PAGE, limit - len(messages))
+                found = reader.transcript(
+                    wanted, include_inactive=include_inactive, after=position, limit=size
                 )
-            )
-            messages.extend(found.messages)
-            position = found.next
-            if position is None or (limit is not None and len(messages) >= limit):
-                return tuple(messages)
+                messages.extend(found.messages)
+                position = found.next
+                if position is None:
+                    break
+            return tuple(messages)
+
+        return await self._writer.read(look)
 
     async def turn(self, turn_id: str) -> Turn:
         """What is stored of a turn. Raises `MissingError`."""
-        turn = await self._writer.read(lambda reader: reader.turn(TurnId(turn_id)))
+        wanted = TurnId(_text("turn_id", turn_id))
+        turn = await self._writer.read(lambda reader: reader.turn(wanted))
         if turn is None:
             raise MissingError(f"turn {turn_id}")
         return turn
 
     async def usage(self, session_id: str | None = None) -> tuple[UsageTotal, ...]:
         """Tokens and cost by model and source; of one session, or of all."""
-        wanted = None if session_id is None else SessionId(session_id)
+        wanted = None if session_id is None else SessionId(_text("session_id", session_id))
         return await self._writer.read(lambda reader: reader.usage(wanted))

@@ -16,17 +16,18 @@ import trio
 from msgspec import Struct
 
 from ..actors import moves, operations
+from ..actors.binding import current_session
 from ..actors.compression import Compression
 from ..actors.directory import DirectoryStatistics
-from ..actors.line import RuntimeClosedError, Submit
+from ..actors.line import Interrupt, RuntimeClosedError, Submit
 from ..actors.messages import Inbound, user_draft
 from ..actors.slots import SlotStatistics
 from ..actors.writer import WriterStatistics
-from ..storage.edge import check_draft, check_json, check_name, check_session_id
-from ..storage.errors import InvalidContentError, SessionHeldError
-from ..storage.identity import SessionId, SessionKey, Uid
+from ..storage.edge import check_count, check_draft, check_json, check_name, check_session_id
+from ..storage.errors import InvalidContentError, OnepenError, SessionHeldError
+from ..storage.identity import SessionId, SessionKey, TurnId, Uid
 from .reading import Sessions
-from .submission import Submission
+from .submission import Interruption, Submission
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -72,7 +73,6 @@ class Runtime:
         self._directory = directory
         self._surroundings = surroundings
         self._settings = settings
-        self._closing: trio.Event | None = None
         self.sessions = Sessions(surroundings.writer)
 
     # Messages ----------------------------------------------------------------------------------
@@ -87,16 +87,18 @@ class Runtime:
         `RuntimeClosedError`. Cancelled, the message may be stored or not: send it again under the
         same inbound id.
         """
-        accepted = await self._submit(key, message, busy)
+        accepted = await self._submit(key, message, busy, self._fresh_turn_id())
         await accepted.durable()
         return Submission(self._directory, SessionKey(key), accepted)
 
-    async def _submit(self, key: str, message: str | Inbound, busy: str) -> Accepted:
+    async def _submit(
+        self, key: str, message: str | Inbound, busy: str, turn_id: TurnId
+    ) -> Accepted:
         inbound = Inbound(text=message) if isinstance(message, str) else message
         if busy != "queue":
             raise InvalidContentError("busy", f"{busy!r} is not known", hint="use queue")
         checked = SessionKey(check_key(key))
-        submit = _checked(inbound, source_of(key), self._surroundings.ids.fresh)
+        submit = _checked(inbound, source_of(key), self._surroundings.ids.fresh, turn_id)
         return await self._directory.ask(checked, source_of(key), submit)
 
     async def ask(
@@ -110,23 +112,40 @@ class Runtime:
 
         Cancelling it leaves the turn running, unless `on_cancel` says that it is interrupted.
         """
-        accepted = await self._submit(key, message, "queue")
+        _check_outside(key, "ask")
+        turn_id = self._fresh_turn_id()
         try:
+            accepted = await self._submit(key, message, "queue", turn_id)
             # The reply of a started turn stands behind its acceptance: one wait is enough.
             if accepted.disposition != "started":
                 await accepted.durable()
             return await accepted.reply.wait()
         except trio.Cancelled:
             if on_cancel == "interrupt":
-                self._directory.interrupt(SessionKey(key), "person", accepted.turn_id)
+                self._interrupt(SessionKey(key), turn_id)
             raise
 
-    def interrupt(self, key: str) -> bool:
+    def _fresh_turn_id(self) -> TurnId:
+        return TurnId(self._surroundings.ids.fresh())
+
+    def _interrupt(self, key: SessionKey, turn_id: TurnId) -> None:
+        """Stop a turn whose message may still be on its way to the actor."""
+        if not self._directory.interrupt(key, "person", turn_id):
+            self._directory.spawn(self._interrupt_later, key, turn_id)
+
+    async def _interrupt_later(self, key: SessionKey, turn_id: TurnId) -> None:
+        try:
+            await self._directory.ask(key, source_of(key), Interrupt(turn_id, "person"))
+        except OnepenError:
+            pass  # it has ended, or will with the runtime: there is nobody to tell
+
+    def interrupt(self, key: str) -> Interruption:
         """Stop the key's running turn, at once; true if there was one.
 
         Waiting messages stay: the next of them starts.
         """
-        return self._directory.interrupt(SessionKey(check_key(key)), "person")
+        done = self._directory.interrupt(SessionKey(check_key(key)), "person")
+        return Interruption(done=done)
 
     @asynccontextmanager
     async def events(self, key: str, after: Position | None = None) -> AsyncGenerator[Subscription]:
@@ -202,6 +221,7 @@ class Runtime:
 
     async def reset(self, key: str, *, reason: str = "reset") -> SessionId:
         """End the session behind a boundary; returns the new session's id."""
+        check_name("reason", reason)
         return await self._ask(key, moves.reset(reason))
 
     async def branch(self, key: str, *, upto: str | None = None) -> SessionId:
@@ -210,8 +230,7 @@ class Runtime:
 
     async def rewind(self, key: str, *, to: str | None = None, turns: int = 1) -> int:
         """Take back everything from a message on, or the last turns; how many messages went."""
-        if turns < 1:
-            raise InvalidContentError("turns", "it is less than one", hint="give 1 or more")
+        check_count("turns", turns)
         return await self._ask(key, operations.rewind(None if to is None else Uid(to), turns))
 
     async def restore(self, key: str) -> SessionId:
@@ -229,6 +248,7 @@ class Runtime:
 
     async def close_session(self, key: str, *, reason: str = "closed") -> Finalized:
         """Store everything, run the hooks, end the row, close the agent. Twice is harmless."""
+        check_name("reason", reason)
         return await self._ask(key, operations.close(reason))
 
     async def reopen(self, key: str) -> SessionId:
@@ -237,6 +257,8 @@ class Runtime:
 
     async def _ask(self, key: str, operation: Operate[T]) -> T:
         checked = SessionKey(check_key(key))
+        if not operation.interrupts:
+            _check_outside(key, operation.name)
         return await self._directory.ask(checked, source_of(key), operation)
 
     # The runtime itself --------------------------------------------------------------------------
@@ -258,22 +280,16 @@ class Runtime:
         """Whether a file is behind it."""
         return self._surroundings.writer.durable
 
-    async def shutdown(self, deadline_s: float | None = None) -> bool:
+    async def shutdown(self, deadline: float | None = None) -> bool:
         """Finalize every live session and take nothing new; true if all were in time.
 
-        The block of `open_runtime` goes on and should end. Calling it again waits for the first.
+        `deadline` is in seconds from now. The block of `open_runtime` goes on and should end.
+        Calling it again goes on with what is left.
         """
-        if self._closing is not None:
-            await self._closing.wait()
-            return True
-        self._closing = trio.Event()
-        try:
-            limit_s = self._settings.shutdown_s if deadline_s is None else deadline_s
-            with trio.move_on_after(limit_s) as scope:
-                await self._directory.shut_down("shutdown")
-            return not scope.cancelled_caught
-        finally:
-            self._closing.set()
+        limit_s = self._settings.shutdown_s if deadline is None else deadline
+        with trio.move_on_after(limit_s):
+            await self._directory.shut_down("shutdown")
+        return self._directory.live == 0
 
 
 # The edge ------------------------------------------------------------------------------------
@@ -291,6 +307,17 @@ def check_key(key: str) -> str:
     if size > _KEY_BYTES_MAX:
         raise InvalidContentError("key", f"{size} bytes are too many", hint="keep it under 1 KiB")
     return key
+
+
+def _check_outside(key: str, what: str) -> None:
+    """Raise where waiting would be for ever: the turn would wait for its own end."""
+    current = current_session()
+    if current is not None and current.key == key:
+        raise InvalidContentError(
+            "key",
+            f"{what} is called from inside a turn of {key}, for whose end it would wait",
+            hint="use what `turn` offers, or do it when the turn is over",
+        )
 
 
 def _is_text(value: object) -> bool:
@@ -311,7 +338,7 @@ def _compression(summary: Summarise, upto: str | None, force: bool) -> Compressi
     return Compression(summary, None if upto is None else Uid(upto), force)
 
 
-def _checked(inbound: Inbound, source: str, fresh_id: Any) -> Submit:
+def _checked(inbound: Inbound, source: str, fresh_id: Any, turn_id: TurnId) -> Submit:
     """What goes to the actor: content that can be stored, under an identity."""
     if not isinstance(inbound, Inbound):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidContentError(
@@ -319,16 +346,19 @@ def _checked(inbound: Inbound, source: str, fresh_id: Any) -> Submit:
         )
     if inbound.text is None and not inbound.parts:
         raise InvalidContentError("message", "it has no content", hint="give text or parts")
+    if inbound.parts is not None and not isinstance(inbound.parts, list | tuple):
+        problem = f"{type(inbound.parts).__name__} is no list of parts"
+        raise InvalidContentError("parts", problem, hint="give a list of JSON objects")
     body = inbound.body()
     check_draft(user_draft(body, _ANY_UID, 0))
     if inbound.source is not None:
         check_name("source", inbound.source)
     if inbound.id is not None:
         check_name("id", inbound.id)
-    if inbound.reply_to is not None:
-        check_json("reply_to", inbound.reply_to)
+    if body.reply_to is not None:
+        check_json("reply_to", body.reply_to)
     digest = blake2b(msgspec.json.encode(body), digest_size=16).hexdigest()
-    return Submit(inbound, inbound.id or fresh_id(), inbound.source or source, digest)
+    return Submit(inbound, inbound.id or fresh_id(), inbound.source or source, digest, turn_id)
 
 
 __all__ = ["Runtime", "RuntimeClosedError", "RuntimeStatistics", "check_key", "source_of"]

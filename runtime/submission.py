@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
-from ..actors.operations import take_back
+import trio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Generator
 
     from ..actors.directory import Directory
     from ..actors.events import Position, Subscription
@@ -16,6 +16,34 @@ if TYPE_CHECKING:
     from ..actors.replies import Reply
     from ..storage.identity import SessionKey, TurnId
     from ..storage.records import Disposition
+
+
+@final
+class Interruption:
+    """Whether there was something to stop. It is done already; it can be awaited all the same, so
+    that it reads like everything else that one asks of a runtime.
+    """
+
+    __slots__ = ("_done",)
+
+    def __init__(self, *, done: bool) -> None:
+        self._done = done
+
+    def __bool__(self) -> bool:
+        return self._done
+
+    def __eq__(self, other: object) -> bool:
+        return bool(other) is self._done
+
+    def __hash__(self) -> int:
+        return hash(self._done)
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self._done
 
 
 @final
@@ -61,14 +89,12 @@ class Submission:
         finally:
             await subscription.aclose()
 
-    async def interrupt(self) -> bool:
+    def interrupt(self) -> Interruption:
         """Stop the turn, or take the message back if it still waits; true if that did anything.
 
-        What became of it is stored when `reply` returns.
+        It works at once. What became of the turn is stored when `reply` returns.
         """
         if self._accepted.reply.given:
-            return False
-        if self._directory.interrupt(self.key, "person", self.turn_id):
-            return True
-        operation = take_back(self.turn_id, "person")
-        return await self._directory.ask(self.key, self._source, operation)
+            return Interruption(done=False)
+        done = self._directory.interrupt(self.key, "person", self.turn_id)
+        return Interruption(done=done)

@@ -434,6 +434,12 @@ def check_session_id(session_id: Any) -> None:
         )
 
 
+def check_count(field: str, count: Any) -> None:
+    """Raise unless it is a whole number above 0."""
+    if type(count) is not int or count < 1:
+        _refuse(field, "it is no whole number above 0", "give 1 or more")
+
+
 def check_name(field: str, name: Any) -> None:
     """Raise unless it can be the name of something: a source, an inbound id."""
     _check_text(field, name, NAME_BYTES_MAX)

@@ -8,6 +8,7 @@ error messages end up in logs.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 
@@ -291,6 +292,13 @@ class DatabaseHeldError(OpenError):
         )
         self.pid = pid
         self.since_ms = since_ms
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when, if the lock file says so."""
+        if self.since_ms is None:
+            return None
+        return datetime.fromtimestamp(self.since_ms / 1000, tz=UTC)
 
 
 class ForeignFileError(OpenError):

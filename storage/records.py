@@ -194,6 +194,18 @@ class Listed(Record, frozen=True, kw_only=True):
     preview: str | None = None
     lineage_length: int = 1
 
+    @property
+    def id(self) -> SessionId:
+        return self.session.id
+
+    @property
+    def key(self) -> SessionKey:
+        return self.session.key
+
+    @property
+    def title(self) -> str | None:
+        return self.session.title
+
 
 class Found(Record, frozen=True, kw_only=True):
     """One page of a transcript, and where the next one begins (`None` at the end)."""

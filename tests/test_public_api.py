@@ -57,6 +57,7 @@ EXPORTED = {
     "Tokens",
     "ToolCall",
     "Turn",
+    "TurnPendingError",
     "Unit",
     "Unknown",
     "WriterRef",

@@ -16,9 +16,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, final
-
-import msgspec
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, final
 
 from .names import (
     ENVIRONMENT_PREFIX,
@@ -31,7 +29,7 @@ from .names import (
     wrong_value,
 )
 from .page import Settings, SettingsError, SettingsProblem
-from .relations import misfits
+from .relations import follow, misfits, page_of
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -173,10 +171,8 @@ class _Loading:
     def settings(self) -> Settings:
         # A relation to a value that nobody meant would be a second complaint about one mistake.
         sound = {name: self._values[name] for name in self._values if name not in self._doubtful}
+        follow(sound, self._origins)
         self._problems += misfits(sound, self._origins)
         if self._problems:
             raise SettingsError(tuple(self._problems))
-        page: dict[str, Any] = {table: {} for table in table_names()}
-        for name, known in names_of(Settings).items():
-            (page[known.table] if known.table else page)[known.field] = self._values[name]
-        return msgspec.convert(page, Settings)
+        return page_of(sound)

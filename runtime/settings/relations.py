@@ -3,13 +3,18 @@
 Keeps:
 - Each relation is stated once, and holds for a page from code as for one that was loaded.
 - A relation is judged only where all its sides are sound by themselves: one mistake, one problem.
+- A default that nobody named follows a value that was given: a short `turn_deadline_s` alone is no
+  contradiction.
 
-Must never mend a value: a page is accepted as it is, or refused with everything that is wrong.
+Must never change a value that was given: it is taken as it is, or refused with everything that is
+wrong.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import msgspec
 
 from .names import names_of, shown, table_names, wrong_value
 from .page import Settings, SettingsError, SettingsProblem
@@ -70,6 +75,22 @@ _RELATIONS = (
 )
 
 
+def follow(values: dict[str, object], origins: Mapping[str, str]) -> None:
+    """Let defaults follow what was named, where a relation asks for it."""
+    numbers = cast("dict[str, float]", values)
+    limits = [relation for relation in _RELATIONS if isinstance(relation, _AtMost)]
+    for relation in limits * len(limits):  # one may move what another one looks at
+        if relation.low not in numbers or relation.high not in numbers:
+            continue
+        low, high = numbers[relation.low], numbers[relation.high]
+        if low < high or (low == high and not relation.below):
+            continue
+        if relation.low not in origins:
+            numbers[relation.low] = high / 2 if relation.below else high
+        elif relation.high not in origins:
+            numbers[relation.high] = low * 2 if relation.below else low
+
+
 def misfits(
     values: Mapping[str, object], origins: Mapping[str, str]
 ) -> tuple[SettingsProblem, ...]:
@@ -103,8 +124,11 @@ def misfits(
     return tuple(found)
 
 
-def check_settings(settings: Settings) -> None:
-    """Types, ranges and relations of a page that was built in code. Raises `SettingsError`."""
+def check_settings(settings: Settings) -> Settings:
+    """Types, ranges and relations of a page that was built in code; the page as it will be used.
+
+    Raises `SettingsError`.
+    """
     problems: list[SettingsProblem] = []
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
@@ -130,6 +154,16 @@ def check_settings(settings: Settings) -> None:
             continue
         if given != known.default:
             origins[name] = "code"
+    follow(values, origins)
     problems += misfits(values, origins)
     if problems:
         raise SettingsError(tuple(problems))
+    return page_of(values)
+
+
+def page_of(values: Mapping[str, object]) -> Settings:
+    """The page that has these values, by dotted name."""
+    page: dict[str, Any] = {table: {} for table in table_names()}
+    for name, known in names_of(Settings).items():
+        (page[known.table] if known.table else page)[known.field] = values[name]
+    return msgspec.convert(page, Settings)

@@ -13,7 +13,12 @@ from .actors.events import Event, Subscription
 from .actors.finalize import Finalized
 from .actors.intake import WriterSettings
 from .actors.limits import SessionSettings
-from .actors.line import RuntimeClosedError, SessionBusyError, SessionCrashedError
+from .actors.line import (
+    RuntimeClosedError,
+    SessionBusyError,
+    SessionCrashedError,
+    TurnPendingError,
+)
 from .actors.messages import Inbound
 from .actors.replies import Reply
 from .actors.tickets import Ticket
@@ -101,6 +106,7 @@ __all__ = [
     "Tokens",
     "ToolCall",
     "Turn",
+    "TurnPendingError",
     "Unit",
     "Unknown",
     "WriterRef",

@@ -242,14 +242,14 @@ async def test_too_many_bytes_in_memory_evict_what_was_used_longest_ago(
 ) -> None:
     """INV-14."""
     large = "x" * 100_000
-    settings = limits(live_bytes_max=500_000, hold_bytes_max=100_000)
+    settings = limits(live_bytes_max=800_000, hold_bytes_max=100_000)
     async with inline(path, settings=settings) as runtime:
         for name in ("a", "b", "c"):
             await runtime.ask(f"test:{name}", large)
-        assert runtime.statistics().sessions.bytes_live > 600_000
+        assert runtime.statistics().sessions.bytes_live > 900_000
         await trio.sleep(2)
         assert live(runtime) == ["test:b", "test:c"]
-        assert runtime.statistics().sessions.bytes_live <= 500_000
+        assert runtime.statistics().sessions.bytes_live <= 800_000
 
 
 async def test_a_message_that_meets_a_leaving_actor_reaches_its_successor(
@@ -593,7 +593,9 @@ async def test_a_take_over_that_is_cancelled_leaves_the_holder_usable(
                     await trio.lowlevel.checkpoint()
                 patience.cancel()
         assert not patience.cancelled_caught, "the holder answers nobody any more"
-        assert await _session_of(runtime, OTHER) == theirs
+        # Cancelling takes nothing back: it was begun, so it is done.
+        assert await _session_of(runtime, KEY) == theirs
+        assert await _session_of(runtime, OTHER) != theirs
 
 
 async def test_two_keys_that_take_from_each_other_do_not_wait_for_each_other(

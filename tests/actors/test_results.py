@@ -189,7 +189,7 @@ def test_a_new_message_that_brings_its_own_uid_keeps_it() -> None:
 
 def test_an_empty_report_brings_nothing() -> None:
     """A4."""
-    assert aligned() == Aligned((), (), (), ())
+    assert aligned() == Aligned((), (), (), (), (), sure=False)
     assert aligned(*echo(*GIVEN, OWN)).new == ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -20,6 +21,7 @@ from onepen import (
     open_runtime,
     open_sqlite,
 )
+from onepen.actors import writer
 from onepen.actors.warm import AgentSource
 from onepen.runtime.opening import assemble
 from onepen.storage.commands import EndTurn, SetTitle
@@ -270,8 +272,11 @@ async def open_on(
     def open_engine() -> SqliteEngine:
         return watch(open_sqlite(path, clock, settings.engine, vfs=vfs))
 
-    async with assemble(open_engine, clock, SystemIds(), settings, AgentSource(agent)) as runtime:
-        yield runtime
+    # A read that fails is tried again for a while; here it counts as failed at once.
+    with patch.object(writer, "_READS_TRIED_MAX", 1):
+        source = AgentSource(agent)
+        async with assemble(open_engine, clock, SystemIds(), settings, source) as runtime:
+            yield runtime
 
 
 async def test_a_title_that_storage_could_not_look_up_stays_pending(tmp_path: Path) -> None:

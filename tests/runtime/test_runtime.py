@@ -100,7 +100,7 @@ async def test_a_second_runtime_on_the_file_is_refused_and_the_first_goes_on(pat
 
 
 async def test_settings_that_do_not_fit_are_refused_before_anything_is_made(path: Path) -> None:
-    wrong = Settings(sessions=SessionSettings(turn_deadline_s=0.05))
+    wrong = Settings(sessions=SessionSettings(turn_deadline_s=0.05, interrupt_grace_s=1.0))
     with pytest.raises(SettingsError):
         async with open_runtime(path, agent=echo, settings=wrong):
             pytest.fail("opened")

@@ -372,50 +372,62 @@ def test_the_defaults_fit_together() -> None:
 @pytest.mark.parametrize(
     ("overrides", "name", "other"),
     [
-        ({"sessions.finalize_deadline_s": 31}, "sessions.finalize_deadline_s", "shutdown_s"),
         (
-            {"sessions.hook_deadline_s": 31, "sessions.finalize_deadline_s": 30},
+            {"sessions.finalize_deadline_s": 31, "shutdown_s": 29},
+            "sessions.finalize_deadline_s",
+            "shutdown_s",
+        ),
+        (
+            {"sessions.hook_deadline_s": 31, "sessions.finalize_deadline_s": 29, "shutdown_s": 29},
             "sessions.hook_deadline_s",
             "shutdown_s",
         ),
         (
-            {"sessions.hook_deadline_s": 11},
+            {"sessions.hook_deadline_s": 11, "sessions.finalize_deadline_s": 9},
             "sessions.hook_deadline_s",
             "sessions.finalize_deadline_s",
         ),
-        ({"sessions.interrupt_grace_s": 31}, "sessions.interrupt_grace_s", "shutdown_s"),
-        ({"writer.drain_s": 30.5}, "writer.drain_s", "shutdown_s"),
         (
-            {"sessions.turn_deadline_s": 5},
+            {"sessions.interrupt_grace_s": 31, "shutdown_s": 29},
+            "sessions.interrupt_grace_s",
+            "shutdown_s",
+        ),
+        ({"writer.drain_s": 29.5, "shutdown_s": 29}, "writer.drain_s", "shutdown_s"),
+        (
+            {"sessions.turn_deadline_s": 6, "sessions.interrupt_grace_s": 6},
             "sessions.interrupt_grace_s",
             "sessions.turn_deadline_s",
         ),
         (
-            {"sessions.live_actors_max": 63},
+            {"sessions.live_actors_max": 65, "sessions.turns_running_max": 66},
             "sessions.turns_running_max",
             "sessions.live_actors_max",
         ),
         (
-            {"sessions.live_bytes_max": 4_194_303},
+            {"sessions.live_bytes_max": 10_000, "sessions.hold_bytes_max": 10_001},
             "sessions.hold_bytes_max",
             "sessions.live_bytes_max",
         ),
         (
-            {"writer.bytes_waiting_max": 4_194_303, "writer.batch_bytes_max": 1_000},
+            {"writer.bytes_waiting_max": 10_000, "sessions.hold_bytes_max": 10_001},
             "sessions.hold_bytes_max",
             "writer.bytes_waiting_max",
         ),
         (
-            {"writer.bytes_waiting_max": 8_388_607},
+            {"writer.bytes_waiting_max": 10_000, "writer.batch_bytes_max": 10_001},
             "writer.batch_bytes_max",
             "writer.bytes_waiting_max",
         ),
         (
-            {"sessions.crash_backoff_max_s": 0.05},
+            {"sessions.crash_backoff_max_s": 0.05, "sessions.crash_backoff_s": 0.06},
             "sessions.crash_backoff_s",
             "sessions.crash_backoff_max_s",
         ),
-        ({"writer.backoff_max_s": 0.01}, "writer.backoff_first_s", "writer.backoff_max_s"),
+        (
+            {"writer.backoff_max_s": 0.01, "writer.backoff_first_s": 0.02},
+            "writer.backoff_first_s",
+            "writer.backoff_max_s",
+        ),
         ({"sessions.crash_backoff_s": 12}, "sessions.crashes_max", "sessions.crash_period_s"),
         ({"writer.restart_period_s": 0.25}, "writer.restarts_max", "writer.restart_period_s"),
     ],
@@ -431,6 +443,9 @@ def test_values_that_do_not_fit_together_are_refused(
     page: dict[str, Any] = {}
     for dotted, value in overrides.items():
         table, _, field = dotted.rpartition(".")
+        if not table:
+            page[field] = value
+            continue
         page[table] = replace(page.get(table, getattr(Settings(), table)), **{field: value})
     told = [(p.name, p.origin) for p in checked(**page)]
     assert told == [(p.name, p.origin) for p in found]
@@ -454,6 +469,31 @@ def test_values_that_do_not_fit_together_are_refused(
 )
 def test_values_that_just_fit_are_taken(overrides: dict[str, object]) -> None:
     check_settings(load_settings(environ={}, overrides=overrides))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "follows", "expected"),
+    [
+        ("sessions.turn_deadline_s", 0.3, "sessions.interrupt_grace_s", 0.15),
+        ("shutdown_s", 0.5, "writer.drain_s", 0.5),
+        ("sessions.live_actors_max", 20, "sessions.turns_running_max", 20),
+        ("sessions.finalize_deadline_s", 45, "shutdown_s", 45),
+    ],
+)
+def test_a_default_that_nobody_named_follows_what_was_given(
+    name: str, value: float, follows: str, expected: float
+) -> None:
+    """One small setting alone is no contradiction; loading and checking agree."""
+    loaded = load_settings(environ={}, overrides={name: value})
+    table, _, field = name.rpartition(".")
+    given = (
+        Settings(**{field: value})  # type: ignore[arg-type]
+        if not table
+        else Settings(**{table: replace(getattr(Settings(), table), **{field: value})})
+    )
+    for page in (loaded, check_settings(given)):
+        owner, _, followed = follows.rpartition(".")
+        assert getattr(getattr(page, owner) if owner else page, followed) == expected
 
 
 def test_a_relation_says_where_both_sides_come_from(tmp_path: Path) -> None:
@@ -487,7 +527,10 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         "shutdwn_s = 3\n[engine]\nreaders_max = 0\n",
         folder=tmp_path,
         environ={"ONEPEN_WRITER__DRAINS": "3", "ONEPEN_SESSIONS__RECOVERY": "no"},
-        overrides={"sessions": {"crashes_max": "x"}, "sessions.live_actors_max": 2},
+        overrides={
+            "sessions": {"crashes_max": "x", "turns_running_max": 3},
+            "sessions.live_actors_max": 2,
+        },
     )
     assert [problem.name for problem in found] == [
         "shutdwn_s",
@@ -506,7 +549,7 @@ def test_a_mistake_in_a_covered_layer_is_still_reported() -> None:
 
 
 def test_checking_reports_all_problems_at_once() -> None:
-    sessions = SessionSettings(crashes_max=0, hook_deadline_s=20.0)
+    sessions = SessionSettings(crashes_max=0, hook_deadline_s=20.0, finalize_deadline_s=19.0)
     found = checked(sessions=sessions, engine=EngineSettings(readers_max=-1))
     assert [p.name for p in found] == [
         "sessions.crashes_max",

@@ -161,6 +161,7 @@ class World:
         self.crash_writer_at: str | None = None
         self.foreign: set[str] = set()
         self.reloads = 0
+        self.refused: list[OnepenError] = []
         self.runtime: Runtime
         self._texts = 0
         self._first: dict[str, SessionId] = {}
@@ -196,6 +197,7 @@ class World:
             self.reloads += counters["reloads"]
             planted = any(step.name.startswith("crash") for lane in program for step in lane)
             assert planted or not counters["crashes"], "an actor crashed by itself"
+            assert not runtime.statistics().writer.traffic.receipts_failed, "a taker raised"
             for session in list(directory_of(runtime).sessions()):
                 if session.idle:  # the others are still about to change
                     await compare_memory(session)
@@ -208,8 +210,8 @@ class World:
                 raise
             except SessionCrashedError:
                 pass  # only a program with a planted crash sees one: `lanes_with_crashes`
-            except OnepenError:
-                pass  # refused, with a type: nothing was done
+            except OnepenError as error:
+                self.refused.append(error)  # with a type: nothing was done
 
     async def _take(self, step: Step, name: str) -> None:
         runtime, key = self.runtime, step.key
