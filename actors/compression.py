@@ -65,12 +65,15 @@ class Compression(NamedTuple):
     upto: Uid | None = None
     force: bool = False
     turn_id: TurnId | None = None
+    attempt: int = 1
     check: Callable[[], None] | None = None  # raises if it is too late by now
 
 
-def _turn_start(scribe: Scribe, turn_id: TurnId | None) -> int:
+def _turn_start(scribe: Scribe, asked: Compression) -> int:
     page = scribe.page
-    return len(page.messages) if turn_id is None else page.tail_of(turn_id)
+    if asked.turn_id is None:
+        return len(page.messages)
+    return page.start_of(asked.turn_id, asked.attempt)
 
 
 async def _summary(scribe: Scribe, asked: Compression, useless_max: int) -> tuple[Draft, Uid]:
@@ -82,7 +85,7 @@ async def _summary(scribe: Scribe, asked: Compression, useless_max: int) -> tupl
             f"{scribe.route.useless_compressions} compressions in a row gained nothing",
             "not tried again",
         )
-    end = _turn_start(scribe, asked.turn_id)
+    end = _turn_start(scribe, asked)
     if asked.upto is not None:
         end = min(end, page.index_of(asked.upto) + 1)
     history = tuple(page.messages[: safe_cut(page.messages, end)])
@@ -119,11 +122,11 @@ async def _write(scribe: Scribe, write: Any, history: tuple[Message, ...]) -> An
     raise SummaryTooSlowError(scribe.page.session_id, limit_s)
 
 
-def _cut(scribe: Scribe, watermark: Uid, turn_id: TurnId | None) -> _Cut:
+def _cut(scribe: Scribe, watermark: Uid, asked: Compression) -> _Cut:
     """Where the transcript, as it is now, is cut: at the watermark, or a little before it."""
     messages = scribe.page.messages
     end = scribe.page.index_of(watermark) + 1
-    cut = safe_cut(messages, min(end, _turn_start(scribe, turn_id)))
+    cut = safe_cut(messages, min(end, _turn_start(scribe, asked)))
     if cut == 0:
         raise NoGainError(scribe.page.session_id, "nothing to summarise", "nothing")
     return _Cut(messages[:cut], messages[cut:])
@@ -133,7 +136,7 @@ async def rotate(scribe: Scribe, asked: Compression, useless_max: int) -> Sessio
     """Move the key to a child; returns its id, once that is durable."""
     summary, watermark = await _summary(scribe, asked, useless_max)
     await scribe.room()
-    cut = _cut(scribe, watermark, asked.turn_id)
+    cut = _cut(scribe, watermark, asked)
     child_id = scribe.fresh_session_id()
     return await move(scribe, child_id, (summary,), cut.carried, asked)
 
@@ -170,7 +173,7 @@ async def compact(
     """Shorten the transcript in place; returns the session's id, which stays."""
     summary, watermark = await _summary(scribe, asked, useless_max)
     await scribe.room()
-    cut = _cut(scribe, watermark, asked.turn_id)
+    cut = _cut(scribe, watermark, asked)
     session_id = scribe.page.session_id
     if asked.check is not None:
         asked.check()

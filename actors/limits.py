@@ -38,6 +38,10 @@ class SessionSettings(Struct, frozen=True, kw_only=True):
     ] = 5.0
     hook_deadline_s: Annotated[float, _seconds("How long one call of a hook may take.")] = 5.0
 
+    dedupe_kept_s: Annotated[
+        float, _seconds("How long an inbound id is known after its message was accepted.")
+    ] = 7 * 24 * 3600.0
+
     # Actors and what they keep in memory
     idle_evict_s: Annotated[
         float, _seconds("Without work for this long, an actor leaves memory; it is not closed.")

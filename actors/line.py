@@ -75,6 +75,7 @@ class Submit(NamedTuple):
     source: str
     digest: str
     turn_id: TurnId
+    repeatable: bool  # it has an id of its own, so that it may come again
     busy: str = "queue"
 
 
@@ -116,6 +117,7 @@ class Accepted(NamedTuple):
     position: int
     durable: Callable[[], Awaitable[object]]
     reply: Answer[Reply]
+    repeated: bool = False
 
 
 @final
@@ -129,6 +131,7 @@ class Counters:
         "crashes",
         "evicted",
         "reloads",
+        "repeats",
         "report_rows_dropped",
         "rotations",
         "turns_ended",
@@ -138,7 +141,7 @@ class Counters:
     )
 
     def __init__(self) -> None:
-        self.activated = self.evicted = self.crashes = self.reloads = 0
+        self.activated = self.evicted = self.crashes = self.reloads = self.repeats = 0
         self.turns_started = self.turns_ended = self.turns_queued = self.turns_recovered = 0
         self.rotations = self.compactions = self.report_rows_dropped = self.agents_stuck = 0
 

@@ -197,11 +197,21 @@ class Page:
         raise MissingError(f"an active message {uid} in session {self.session_id}")
 
     def tail_of(self, turn_id: TurnId) -> int:
-        """The index at which a turn's rows begin; they stand at the end while it runs."""
+        """The index at which the rows begin that a turn has at the end."""
         index = len(self.messages)
         while index and self.messages[index - 1].turn_id == turn_id:
             index -= 1
         return index
+
+    def start_of(self, turn_id: TurnId, attempt: int) -> int:
+        """The index of a turn's first row.
+
+        They stand at the end while it runs; only if it was resumed may others have come between.
+        """
+        if attempt == 1:
+            return self.tail_of(turn_id)
+        ours = (n for n, message in enumerate(self.messages) if message.turn_id == turn_id)
+        return next(ours, len(self.messages))
 
     def child(
         self,

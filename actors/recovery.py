@@ -71,7 +71,7 @@ async def recover(session: Session, loaded: Loaded) -> None:
     bodies = {entry.turn_id: entry for entry in loaded.waiting}
     for turn in loaded.turns:
         if turn.state == "running":
-            body = _body_of(session, turn)
+            body = body_of(session, turn)
             may_resume = session.settings.recovery == "resume" and session.crash is None
             if may_resume and body is not None and turn.attempt < ATTEMPTS_MAX:
                 waiting = Waiting(turn.id, "", "", body, attempt=turn.attempt + 1, stored=True)
@@ -86,7 +86,7 @@ async def recover(session: Session, loaded: Loaded) -> None:
             )
 
 
-def _body_of(session: Session, turn: StoredTurn) -> Inbound | None:
+def body_of(session: Session, turn: StoredTurn) -> Inbound | None:
     """The user's message of a turn that has begun, from the transcript."""
     for message in session.scribe.page.messages:
         if message.turn_id == turn.id and message.role == "user":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 from msgspec import Struct
 
 from ..storage.identity import SessionId, TurnId
@@ -37,14 +38,29 @@ class Reply(Struct, frozen=True, kw_only=True):
     durable: bool = True
 
 
-def reply_text(outcome: TurnOutcome, *, history_length: int = 0, model_calls: int = 0) -> str:
+def with_facts(outcome: TurnOutcome, history_length: int, model_calls: int) -> TurnOutcome:
+    """The outcome with what its text depends on, so that the text follows from it alone, for ever.
+
+    Only where there is no text: an ordinary answer needs no facts.
+    """
+    if (outcome.text or "").strip():
+        return outcome
+    detail = dict(outcome.detail or {})
+    if outcome.kind == "failed":
+        detail["history_length"] = history_length
+    elif model_calls and not detail.get("api_calls"):
+        detail["api_calls"] = model_calls
+    return msgspec.structs.replace(outcome, detail=detail or None)
+
+
+def reply_text(outcome: TurnOutcome) -> str:
     """The text that a user sees for an outcome."""
     if outcome.text and outcome.text.strip():
         return outcome.text
     error = (outcome.error or "").strip()
     match outcome.kind:
         case "failed":
-            return _failed(outcome, error, history_length)
+            return _failed(outcome, error)
         case "interrupted":
             return _interrupted(outcome)
         case "partial":
@@ -53,13 +69,13 @@ def reply_text(outcome: TurnOutcome, *, history_length: int = 0, model_calls: in
         case "silent":
             return ""
         case "answered":
-            calls = (outcome.detail or {}).get("api_calls") or model_calls
-            if calls:
+            if (outcome.detail or {}).get("api_calls"):
                 return "The work was done, but no answer came back. Ask again if you expected one."
             return "The message was not processed. Please send it again."
 
 
-def _failed(outcome: TurnOutcome, error: str, history_length: int) -> str:
+def _failed(outcome: TurnOutcome, error: str) -> str:
+    history_length = int((outcome.detail or {}).get("history_length") or 0)
     bare = _BARE_400.search(error) is not None and history_length > _LONG_HISTORY
     if outcome.cause != "storage" and (bare or _CONTEXT_TOO_LONG.search(error)):
         return (

@@ -104,11 +104,17 @@ async def _rotate_by_result(
         past = [msgspec.structs.replace(d, uid=d.uid or scribe.fresh_uid()) for d in rewrite]
         summary = with_results(session, past, {}, "it was compressed away")
         await scribe.room()
-        messages, start = scribe.page.messages, scribe.page.tail_of(turn.id)
+        messages, start = scribe.page.messages, scribe.page.start_of(turn.id, turn.attempt)
         kept = set(aligned.kept)
         chosen = {n for n, m in enumerate(messages) if n >= start or m.uid in kept}
         carried = [messages[n] for n in sorted(whole_exchanges(messages, chosen))]
-        await compression.move(scribe, child_id, summary, carried, Compression("", turn_id=turn.id))
+        await compression.move(
+            scribe,
+            child_id,
+            summary,
+            carried,
+            Compression("", turn_id=turn.id, attempt=turn.attempt),
+        )
     except StorageError:
         raise
     except OnepenError as error:

@@ -31,7 +31,7 @@ from ..storage.commands import AcceptInbound, OpenTurn, TakeInbound
 from ..storage.errors import BrokenChainError, InvariantError, OnepenError, StaleError
 from ..storage.records import TurnOutcome
 from ..storage.units import Durable, Refused
-from . import recovery, turning
+from . import recovery, repeats, turning
 from .binding import Binding
 from .compression import SummaryRaised
 from .exchanges import closing_results, open_calls
@@ -46,6 +46,7 @@ from .line import (
 )
 from .mailbox import Answer, MailboxClosedError, run_actor
 from .messages import user_draft
+from .repeats import Accepting
 from .scribe import Scribe, ScribeEvents
 from .turn import Turn
 from .turning import RunningTurn
@@ -103,6 +104,7 @@ class Session(ScribeEvents):
         self.crash = crash  # why this one was started in another's place
         self.turn: RunningTurn | None = None
         self.waiting: deque[Waiting] = deque()
+        self.accepting = Accepting()
         self.stopping = False
         self.doubtful = False  # an operation failed: memory must be compared with storage first
         self.last_turn_id: TurnId | None = None  # of the turn that the agent has last run
@@ -156,6 +158,12 @@ class Session(ScribeEvents):
                 done = done or self.take_back(message.turn_id, message.cause)
                 if answer is not None:
                     answer.give(done)
+            elif isinstance(message, Submit) and (
+                message.repeatable
+                and (repeat := await repeats.follow_repeat(self, message)) is not None
+            ):
+                if answer is not None:
+                    answer.give(repeat)
             elif isinstance(message, Submit):
                 # Room first: between it and posting there is no checkpoint.
                 await self.scribe.writer.room()
@@ -208,6 +216,8 @@ class Session(ScribeEvents):
         opened = (OpenTurn(turn_id=turn_id, key=self.line.key, at_ms=now), accept)
         reply = self.line.reply_of(turn_id)
         waiting = Waiting(turn_id, submit.source, submit.inbound_id, body)
+        if submit.repeatable:
+            self.accepting.note(self.line.key, submit)
         try:
             if start:
                 running = self._start(waiting, opened)
@@ -217,8 +227,14 @@ class Session(ScribeEvents):
             if start and self.turn is None:
                 self.surroundings.slots.give_back()
             self.line.replies.pop(turn_id, None)
+            self.accepting.forget(submit.source, submit.inbound_id)
             raise
         return Accepted(turn_id, "queued", position, self.waiting[-1].ticket.durable, reply)  # type: ignore[union-attr]
+
+    def wait_in_line(self, waiting: Waiting) -> None:
+        """A turn that is stored already, and shall go on."""
+        self.waiting.append(waiting)
+        self._go_on()
 
     def _may_start(self) -> bool:
         return (
@@ -238,6 +254,8 @@ class Session(ScribeEvents):
         def received(receipt: Receipt) -> None:
             if isinstance(receipt, Durable):
                 self.line.stream.publish("turn.queued", turn_id=waiting.turn_id)
+            else:
+                self.accepting.forget(waiting.source, waiting.inbound_id)
 
         ticket = self.scribe.note(opened, then=received)
         self.waiting.append(waiting._replace(ticket=ticket))
@@ -278,6 +296,7 @@ class Session(ScribeEvents):
             if isinstance(receipt, Durable):
                 running.accepted.give(None)
             elif isinstance(receipt, Refused) and receipt.reason != "stale_revision":
+                self.accepting.forget(waiting.source, waiting.inbound_id)
                 running.accepted.fail(receipt.error())
 
         running.ticket, running.created = self.scribe.start(

@@ -149,12 +149,16 @@ class Turn:
     def history(self) -> tuple[Message, ...]:
         """The transcript before this turn's own user message."""
         page = self._scribe.page
+        if self.attempt > 1:  # others may have spoken since it began
+            return tuple(m for m in page.messages if m.turn_id != self.id)
         return tuple(page.messages[: page.tail_of(self.id)])
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """This turn's own rows so far, its user message first."""
         page = self._scribe.page
+        if self.attempt > 1:
+            return tuple(m for m in page.messages if m.turn_id == self.id)
         return tuple(page.messages[page.tail_of(self.id) :])
 
     # What an agent does ------------------------------------------------------------------------
@@ -249,7 +253,7 @@ class Turn:
         self, compress: Compress, summary: Summarise, upto: Uid | None, *, force: bool
     ) -> SessionId:
         self._check_open()
-        asked = Compression(summary, upto, force, self.id, self._check_open)
+        asked = Compression(summary, upto, force, self.id, self.attempt, self._check_open)
         try:
             return await compress(self._scribe, asked, self._useless_max)
         except SummaryRaised as raised:
@@ -405,9 +409,7 @@ class Turn:
 
     def as_attempt(self) -> Attempt:
         """What this attempt was given and has stored, for aligning its report."""
-        given = self._given[: self._given_count]
-        while given and given[-1].turn_id == self.id:
-            given.pop()
+        given = [m for m in self._given[: self._given_count] if m.turn_id != self.id]
         return Attempt(self.id, self.attempt, given, self.messages, self._scribe.now())
 
     def publish_delta(self, uid: Uid, piece: str) -> None:

@@ -25,7 +25,7 @@ from ..storage.units import Durable
 from .binding import current_binding
 from .mailbox import Answer
 from .raised import is_theirs, ours_of, said_by
-from .replies import Reply, reply_text, storable
+from .replies import Reply, reply_text, storable, with_facts
 from .reports import dropping, take_report, unsaved_of
 from .results import Result, result_of
 from .titles import apply_pending_title
@@ -324,6 +324,7 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
             # What was posted behind the refused unit is not stored; the turn says so.
             outcome, new, answer = refused, (), None
             continue
+        outcome = with_facts(outcome, len(turn.history), turn.model_calls)
         try:
             rows = _last_rows(session, turn, new, answer, outcome)
             ticket = scribe.write(
@@ -376,8 +377,7 @@ def _last_rows(
 def _releasing(session: Session, running: RunningTurn, outcome: TurnOutcome) -> Any:
     """The output gate: called with the receipt of the turn's end."""
     turn, scribe = running.turn, session.scribe
-    history_length = len(turn.history) if outcome.kind == "failed" else 0
-    text = reply_text(outcome, history_length=history_length, model_calls=turn.model_calls)
+    text = reply_text(outcome)
 
     def received(receipt: Receipt) -> None:
         if not isinstance(receipt, Durable):

@@ -25,6 +25,7 @@ from ..actors.directory import Directory, sole_cause
 from ..actors.hooks import Hooks
 from ..actors.line import Counters, Operate, Surroundings
 from ..actors.policy import ChildSpec, Policy
+from ..actors.retention import keep_inbox
 from ..actors.slots import Slots
 from ..actors.supervisor import RestartIntensityError, open_supervisor
 from ..actors.warm import AgentSource
@@ -195,8 +196,14 @@ class _Serving:
             runtime = Runtime(directory, surroundings, settings)
             try:
                 await _recover(directory, surroundings.writer, settings)
-                housekeeping = ChildSpec("housekeeping", _as_child(directory.keep_house))
-                async with open_supervisor(Policy(), (housekeeping,), name="runtime"):
+                keep = partial(
+                    keep_inbox, surroundings.writer, surroundings.clock, settings.sessions
+                )
+                children = (
+                    ChildSpec("housekeeping", _as_child(directory.keep_house)),
+                    ChildSpec("retention", _as_child(keep)),
+                )
+                async with open_supervisor(Policy(), children, name="runtime"):
                     scope.shield = True
                     task_status.started(runtime)
                     await self._asked.wait()

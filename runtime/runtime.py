@@ -82,10 +82,12 @@ class Runtime:
     ) -> Submission:
         """Hand a message to a conversation; it is durable when this returns.
 
-        A busy session queues it. Raises `InvalidContentError`, `SessionBusyError` when too many
-        wait, `ConflictError` for an inbound id that is known, `StorageUnavailableError` and
-        `RuntimeClosedError`. Cancelled, the message may be stored or not: send it again under the
-        same inbound id.
+        A busy session queues it. A message that was here before (same source and inbound id)
+        starts no second turn: the submission follows the first one's, also after a restart; a turn
+        that a crash cut is resumed. Raises `InvalidContentError`, `SessionBusyError` when too many
+        wait, `ConflictError` for a known inbound id with other content or another key,
+        `StorageUnavailableError` and `RuntimeClosedError`. Cancelled, the message may be stored or
+        not: send it again under the same inbound id.
         """
         accepted = await self._submit(key, message, busy, self._fresh_turn_id())
         await accepted.durable()
@@ -358,7 +360,14 @@ def _checked(inbound: Inbound, source: str, fresh_id: Any, turn_id: TurnId) -> S
     if body.reply_to is not None:
         check_json("reply_to", body.reply_to)
     digest = blake2b(msgspec.json.encode(body), digest_size=16).hexdigest()
-    return Submit(inbound, inbound.id or fresh_id(), inbound.source or source, digest, turn_id)
+    return Submit(
+        inbound,
+        inbound.id or fresh_id(),
+        inbound.source or source,
+        digest,
+        turn_id,
+        repeatable=inbound.id is not None,
+    )
 
 
 __all__ = ["Runtime", "RuntimeClosedError", "RuntimeStatistics", "check_key", "source_of"]

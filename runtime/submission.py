@@ -66,6 +66,11 @@ class Submission:
         return self._accepted.disposition
 
     @property
+    def repeated(self) -> bool:
+        """Whether the message was here before, and this follows its turn."""
+        return self._accepted.repeated
+
+    @property
     def position(self) -> int:
         """How many messages of the key waited when this one was queued, itself included."""
         return self._accepted.position

@@ -115,7 +115,10 @@ def _turns(told: Told, before: Before, stored: Stored) -> Iterator[Fact]:
     for place in before.running:
         turn = stored.turns.get(place)
         outcome = None if turn is None else turn.outcome
-        marked += outcome is not None and (outcome.kind, outcome.cause) == ("interrupted", "crash")
+        if turn is None or outcome is None:
+            continue
+        # Its repeat may have resumed it since.
+        marked += turn.attempt > 1 or (outcome.kind, outcome.cause) == ("interrupted", "crash")
     yield Fact(
         "replies told, each stored",
         f"{len(told.replies):,} ({outcomes['interrupted']:,} interrupted)",
@@ -124,7 +127,7 @@ def _turns(told: Told, before: Before, stored: Stored) -> Iterator[Fact]:
     failed = outcomes.total() - outcomes["interrupted"] - outcomes["answered"]
     yield Fact("turns failed", f"{failed:,}", failed)
     yield Fact(
-        "turns running at the kill, now marked",
+        "turns running at the kill, marked or resumed",
         f"{marked:,} of {len(before.running):,}",
         len(before.running) - marked,
     )

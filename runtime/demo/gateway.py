@@ -20,7 +20,7 @@ import trio
 from msgspec import Struct
 
 from ...actors.messages import Inbound
-from ...storage.errors import ConflictError, MissingError, RouteConflictError
+from ...storage.errors import MissingError, RouteConflictError
 from ..opening import open_runtime
 from .told import Accepted, Replied, Rotated, Switched
 
@@ -151,9 +151,6 @@ class _Person:
                 await self._unanswered.acquire()
                 started_s = time.perf_counter()
                 submission = await self._send(number)
-                if submission is None:
-                    self._unanswered.release()
-                    continue
                 nursery.start_soon(self._follow, submission, number, started_s)
                 if chance.random() < 0.1:
                     nursery.start_soon(self._interrupt, chance.uniform(0.0, 0.05))
@@ -163,19 +160,16 @@ class _Person:
         """So that the load is the same, however many people there are."""
         return self._script.conversations / _TURNS_PER_S / 0.75
 
-    async def _send(self, number: int) -> Submission | None:
-        """Nothing if it was found stored: it was sent before, by the process that was killed."""
+    async def _send(self, number: int) -> Submission:
+        """It may be a repeat: sent before, to the process that was killed, and never acknowledged.
+
+        Then it follows the first one's turn, which goes on if the kill has cut it.
+        """
         inbound = Inbound(
             text=text_of(self._conversation, number), id=inbound_id_of(self._conversation, number)
         )
-        try:
-            submission = await self._runtime.submit(self._key, inbound)
-        except RouteConflictError:
-            raise  # about the key's session, and no word about the message
-        except ConflictError:
-            self._tell(Accepted(self._conversation, number, again=True))
-            return None
-        self._tell(Accepted(self._conversation, number, again=False))
+        submission = await self._runtime.submit(self._key, inbound)
+        self._tell(Accepted(self._conversation, number, again=submission.repeated))
         return submission
 
     async def _follow(self, submission: Submission, number: int, started_s: float) -> None:

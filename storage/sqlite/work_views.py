@@ -118,6 +118,13 @@ class WorkViews(Queries):
         row = self._one(f"{_INBOX} WHERE i.source = ? AND i.inbound_id = ?", (source, inbound_id))
         return None if row is None else _inbox_entry_of(row)
 
+    def oldest_ended_inbound_ms(self) -> int | None:
+        row = self._one(
+            "SELECT i.accepted_ms FROM inbox i JOIN turns t ON t.n = i.turn "
+            "WHERE t.state = 'ended' ORDER BY i.n LIMIT 1"
+        )
+        return None if row is None else row[0]
+
     def inbox_pruned_version(self) -> int:
         row = self._one(
             "SELECT max(version) FROM changes WHERE scope = 'inbox' AND aspect = 'pruned'"

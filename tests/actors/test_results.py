@@ -155,6 +155,33 @@ def test_if_not_even_that_aligns_new_begins_behind_the_last_user_message() -> No
     assert texts(result.rewrite) == ["summary", "three, reworded"]
 
 
+def test_a_rewritten_past_whose_user_said_the_same_is_a_rewrite() -> None:
+    """A4: the report begins with the turn's own words, and has them again where the turn begins."""
+    given_ = (stored(0, "user", "go"), stored(1, "assistant", "a long answer"))
+    own = stored(2, "user", "go")
+    report = (*echo(given_[0]), said("assistant", "pruned"), *echo(own), said("assistant", "new"))
+    result = aligned(*report, given=given_, own=(own,))
+    assert texts(result.new) == ["new"]
+    assert texts(result.rewrite) == ["go", "pruned"]
+
+
+@pytest.mark.parametrize("uids", [False, True])
+def test_the_turns_own_message_in_other_words_is_not_new(*, uids: bool) -> None:
+    """A4: an agent may put something in front of what the user said."""
+    past = GIVEN if uids else echo(*GIVEN)
+    result = aligned(*past, said("user", "[memory] three"), said("assistant", "re three"))
+    assert texts(result.new) == ["re three"]
+    assert result.rewrite == ()
+    assert result.new[0].uid == derived_uid(TURN, 1, 0)
+
+
+def test_leading_system_messages_are_handed_on_for_a_rotation() -> None:
+    """A4: they may be all that is left of the past."""
+    result = aligned(said("system", "in short"), *echo(OWN), said("assistant", "re three"))
+    assert texts(result.leading) == ["in short"]
+    assert (texts(result.new), result.rewrite, result.kept) == (["re three"], (), ())
+
+
 def test_echoed_uids_match_by_themselves() -> None:
     """A4: history with uids, in whatever words."""
     history = [{**said(m.role, "shortened"), "uid": m.uid} for m in (*GIVEN, OWN)]
@@ -233,6 +260,13 @@ def test_nothing_returned_means_that_what_was_said_last_is_the_answer() -> None:
     assert result_of(None, NOW, said="interim").outcome.text == "interim"
     assert result_of(None, NOW, said="interim").answer is None
     assert result_of(None, NOW, said=None).outcome == Outcome(kind="answered")
+
+
+def test_another_session_id_counts_although_something_was_said() -> None:
+    """B6: without text and without messages."""
+    result = result_of({"session_id": "child"}, NOW, said="interim")
+    assert (result.session_id, result.outcome.text) == ("child", "interim")
+    assert result.answer is None
 
 
 def test_an_outcome_is_taken_as_it_is() -> None:

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from onepen import (
+    ConflictError,
     Draft,
     Inbound,
     InvalidContentError,
@@ -319,6 +320,45 @@ async def test_a_draft_handed_over_twice_while_a_rotation_is_under_way_is_stored
     sound(path)
 
 
+async def test_other_content_under_a_stored_uid_is_a_conflict(tmp_path: Path) -> None:
+    """A3: of this turn and of an earlier one; what is stored stands, and the turn goes on."""
+    path = tmp_path / "chat.db"
+
+    async def agent(turn: Turn) -> str:
+        (draft,) = await turn.append("one")
+        for message in (draft, *turn.history[:1]):
+            with pytest.raises(ConflictError):
+                await turn.append({"uid": message.uid, "role": message.role, "content": "other"})
+        return "answer"
+
+    async with open_runtime(path, agent=agent) as runtime:
+        for text in ("go", "again"):
+            reply = await runtime.ask(KEY, text)
+            assert reply.outcome.kind == "answered", reply.outcome
+        assert await texts(runtime) == ["go", "one", "answer", "again", "one", "answer"]
+    sound(path)
+
+
+async def test_a_message_of_another_conversation_is_a_conflict(tmp_path: Path) -> None:
+    """A3: its uid is stored, but not here; nothing of the call is."""
+    path = tmp_path / "chat.db"
+    agent = Switchboard()
+    async with open_runtime(path, agent=agent) as runtime:
+        theirs = (await runtime.ask("test:other", "hello")).messages[-1]
+
+        async def appending(turn: Turn) -> str:
+            with pytest.raises(ConflictError):
+                await turn.append("mine", theirs)
+            return "answer"
+
+        agent.next = appending
+        reply = await runtime.ask(KEY, "go")
+        assert reply.outcome.kind == "answered", reply.outcome
+        assert await texts(runtime) == ["go", "answer"]
+        assert await texts(runtime, "test:other") == ["hello", "re: hello"]
+    sound(path)
+
+
 # A4 ------------------------------------------------------------------------------------------
 
 
@@ -541,6 +581,48 @@ async def test_a_rewritten_past_is_dropped_and_counted(tmp_path: Path, *, echoes
         assert await texts(runtime) == [*BEGUN, "go", None, "found", "new"]
         dropped = runtime.statistics().counters["report_rows_dropped"]
         assert dropped == (3 if echoes_own else 4)
+    sound(path)
+
+
+async def test_a_rewritten_past_whose_user_said_the_same_is_not_stored_as_new(
+    tmp_path: Path,
+) -> None:
+    """A4: the old user message equals the turn's own; what stands before that is a rewrite."""
+    path = tmp_path / "chat.db"
+    agent = Switchboard()
+
+    async def reporting(turn: Turn) -> dict[str, Any]:
+        user = {"role": "user", "content": turn.text}
+        pruned = {"role": "assistant", "content": "pruned"}
+        return {"messages": [user, pruned, user, NEW], "final_response": "new"}
+
+    async with open_runtime(path, agent=agent) as runtime:
+        await runtime.ask(KEY, "go")
+        agent.next = reporting
+        await runtime.ask(KEY, "go")
+        assert await texts(runtime) == ["go", "re: go", "go", "new"]
+        assert runtime.statistics().counters["report_rows_dropped"] == 2
+    sound(path)
+
+
+@pytest.mark.parametrize("uids", [False, True])
+async def test_a_report_that_decorates_its_own_user_message_stores_no_second_one(
+    tmp_path: Path, *, uids: bool
+) -> None:
+    """A4: what an agent puts in front of the user's words makes no other message of them."""
+    path = tmp_path / "chat.db"
+    agent = Switchboard()
+
+    async def reporting(turn: Turn) -> dict[str, Any]:
+        past = [*turn.history] if uids else plain(turn.history)
+        own = {"role": "user", "content": f"[memory] {turn.text}"}
+        return {"messages": [*past, own, NEW], "final_response": "new"}
+
+    async with open_runtime(path, agent=agent) as runtime:
+        await _begun(runtime)
+        agent.next = reporting
+        await runtime.ask(KEY, "own")
+        assert await texts(runtime) == [*BEGUN, "own", "new"]
     sound(path)
 
 

@@ -20,6 +20,7 @@ from onepen import (
     SessionHeldError,
     SessionSettings,
     Settings,
+    SummaryTooSlowError,
     SystemClock,
     Tokens,
     Turn,
@@ -31,6 +32,7 @@ from onepen.storage.commands import CreateSession, Rotate
 from onepen.storage.identity import Incarnation, Seq, SessionId, SessionKey
 from onepen.storage.units import Guard, Refused, Unit
 
+from ..runtime.scripted import inline
 from .agents import (
     KEY,
     LONG,
@@ -249,6 +251,68 @@ async def test_a_failed_rotation_leaves_the_old_session_usable(
         assert await current(runtime) == parent_id
         assert (await row(runtime, parent_id)).end_kind is None
         assert runtime.statistics().counters["crashes"] == 0
+    sound(path)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("how", ["rotate", "compact"])
+async def test_a_summary_that_is_neither_text_nor_a_function_is_refused(
+    tmp_path: Path, how: str, *, inside: bool
+) -> None:
+    """B2: with a type, where it was given; nothing has changed."""
+    path = tmp_path / "chat.db"
+    agent = Switchboard()
+    refused: list[str] = []
+
+    async def attempt(compress: Any, *arguments: Any) -> None:
+        with pytest.raises(InvalidContentError) as caught:
+            await compress(*arguments, None)
+        refused.append(caught.value.field)
+
+    async def attempting(turn: Turn) -> str:
+        await attempt(getattr(turn, how))
+        return "answer"
+
+    async with open_runtime(path, agent=agent) as runtime:
+        session_id = await _begin(runtime)
+        if inside:
+            agent.next = attempting
+        else:
+            await attempt(getattr(runtime, how), KEY)
+        reply = await runtime.ask(KEY, "go")
+        assert (reply.outcome.kind, reply.session_id) == ("answered", session_id)
+        assert refused == ["summary"]
+    sound(path)
+
+
+@pytest.mark.parametrize("how", ["rotate", "compact"])
+async def test_a_summary_that_hangs_ends_at_the_deadline_of_a_turn(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, how: str
+) -> None:
+    """B2, INV-15: with a type of its own; the old session is usable, and what waited goes on."""
+    path, began = tmp_path / "chat.db", trio.Event()
+    settings = Settings(sessions=SessionSettings(turn_deadline_s=60))
+
+    async def hangs(_: tuple[Message, ...]) -> str:
+        began.set()
+        await trio.sleep_forever()
+
+    async with inline(path, echo, settings) as runtime:
+        session_id = await _begin(runtime)
+        before = await texts(runtime)
+        started = trio.current_time()
+
+        async def attempt() -> None:
+            with pytest.raises(SummaryTooSlowError) as caught, trio.fail_after(600):
+                await getattr(runtime, how)(KEY, hangs)
+            assert (caught.value.session_id, caught.value.limit_s) == (session_id, 60)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(attempt)
+            await began.wait()
+            assert (await runtime.ask(KEY, "go")).session_id == session_id
+        assert 60 <= trio.current_time() - started < 600
+        assert await texts(runtime) == [*before, "go", "re: go"]
     sound(path)
 
 
@@ -669,6 +733,76 @@ async def test_another_session_id_without_a_report_is_not_passed_over(tmp_path: 
         assert moved or "rotation_refused" in (reply.outcome.detail or {})
         assert (await texts(runtime))[-2:] == ["go", "new"]
     sound(path)
+
+
+@pytest.mark.parametrize("how", ["say", "streaming", "nothing"])
+async def test_another_session_id_counts_whatever_was_said_before_it(
+    tmp_path: Path, how: str
+) -> None:
+    """B6: no messages and no text are returned; the turn goes along to the child."""
+    path = tmp_path / "chat.db"
+    agent = Switchboard()
+
+    async def returning(turn: Turn) -> dict[str, Any]:
+        if how == "say":
+            await turn.say("interim")
+        elif how == "streaming":
+            async with turn.streaming() as out:
+                await out.write("interim")
+        return {"session_id": "the-child"}
+
+    async with open_runtime(path, agent=agent) as runtime:
+        parent_id = await _begin(runtime)
+        agent.next = returning
+        reply = await runtime.ask(KEY, "go")
+        assert reply.session_id == await current(runtime) == "the-child"
+        assert (await row(runtime, parent_id)).end_reason == "compression"
+        said = [] if how == "nothing" else ["interim"]
+        assert await texts(runtime) == ["go", *said]
+        assert how == "nothing" or reply.text == "interim"
+    sound(path)
+
+
+async def test_a_past_that_was_put_into_a_leading_system_message_is_carried(
+    tmp_path: Path,
+) -> None:
+    """B6, A4: with a new session id it is what the agent has kept, and not only a prompt."""
+    path = tmp_path / "chat.db"
+    agent = Switchboard()
+
+    async def compressing(turn: Turn) -> dict[str, Any]:
+        past = {"role": "system", "content": "what was said, in short"}
+        messages = [past, {"role": "user", "content": turn.text}]
+        messages.append({"role": "assistant", "content": "new"})
+        return {"messages": messages, "final_response": "new", "session_id": "the-child"}
+
+    async with open_runtime(path, agent=agent) as runtime:
+        await _begin(runtime)
+        agent.next = compressing
+        assert (await runtime.ask(KEY, "go")).session_id == "the-child"
+        messages = await stored(runtime)
+        assert shape(messages) == ["system what was said, in short", "user go", "assistant new"]
+        assert [m.summary for m in messages] == [True, False, False]
+    sound(path)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"), [("theirs", "RouteConflictError"), ("no id", "InvalidContentError")]
+)
+async def test_a_refused_rotation_by_result_names_its_error(
+    tmp_path: Path, returned: str, error: str
+) -> None:
+    """B6: the type is in the outcome, where a program can tell one refusal from another."""
+    agent = Switchboard()
+    async with open_runtime(tmp_path / "chat.db", agent=agent) as runtime:
+        await runtime.open_session("test:other", "theirs")
+        await runtime.ask("test:other", "hello")
+        session_id = await _begin(runtime)
+        agent.next = _returning(returned)
+        reply = await runtime.ask(KEY, "go")
+        assert reply.session_id == session_id
+        assert reply.outcome.detail is not None
+        assert str(reply.outcome.detail["rotation_refused"]).startswith(f"{error}: ")
 
 
 @pytest.mark.parametrize("returned", ["parent", "child"])

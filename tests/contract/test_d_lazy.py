@@ -155,6 +155,38 @@ async def test_creating_the_same_session_again_changes_nothing(tmp_path: Path) -
         assert await texts(runtime, "mine") == ["hello", "re: hello", "again", "re: again"]
 
 
+async def test_creating_a_stored_session_again_with_a_title_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """D2: neither the title that it has, nor the one that a later session would get."""
+    async with open_runtime(tmp_path / "x.db", agent=agent) as runtime:
+        await runtime.open_session("test:1", "mine", title="Old")
+        await runtime.ask("test:1", "hello")
+        row = await runtime.sessions.get("mine")
+        assert row is not None
+        assert row.title == "Old"
+        assert await runtime.open_session("test:1", "mine", title="New") == "mine"
+        assert await runtime.sessions.get("mine") == row
+        assert await runtime.sessions.pending_title("test:1") is None
+
+
+async def test_creating_an_ended_session_again_moves_the_key_and_keeps_the_end(
+    tmp_path: Path,
+) -> None:
+    """D2: one that is no longer current, behind a boundary: it is not reopened, nor renamed."""
+    async with open_runtime(tmp_path / "x.db", agent=agent) as runtime:
+        await runtime.open_session("test:1", "mine")
+        await runtime.ask("test:1", "hello")
+        await runtime.reset("test:1")
+        row = await runtime.sessions.get("mine")
+        assert row is not None
+        assert row.end_kind == "boundary"
+        assert await runtime.open_session("test:1", "mine", title="New", user="bob") == "mine"
+        assert await runtime.sessions.current("test:1") == "mine"
+        assert await runtime.sessions.get("mine") == row
+        assert await runtime.sessions.pending_title("test:1") is None
+
+
 async def test_an_id_of_another_key_is_a_conflict(tmp_path: Path) -> None:
     """D2: reserved, stored, and no longer that key's current one; nothing changes by asking."""
     path = tmp_path / "x.db"

@@ -87,6 +87,18 @@ async def test_a_title_before_the_row_is_applied_after_the_first_turn(tmp_path: 
         assert await title_of(runtime) == "Other plans"
 
 
+async def test_a_pending_title_is_in_the_row_when_ask_returns(tmp_path: Path) -> None:
+    """E1: whoever has the reply need not wait for anything else."""
+    async with open_runtime(tmp_path / "x.db", agent=agent) as runtime:
+        for number in range(10):
+            key = f"test:{number}"
+            await runtime.set_title(key, f"Plans {number}")
+            reply = await runtime.ask(key, "hello")
+            row = await runtime.sessions.get(reply.session_id)
+            assert row is not None
+            assert (row.title, await pending(runtime, key)) == (f"Plans {number}", None)
+
+
 async def test_a_pending_title_is_applied_after_a_restart(tmp_path: Path) -> None:
     """E1: it is held durably; the last one that was set stands."""
     path = tmp_path / "x.db"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from onepen import Message
+
 KEY = "test:1"
 LONG = "a long story, " * 50  # something that a summary makes shorter
 
@@ -203,6 +205,89 @@ async def test_an_agent_cannot_write_one_sessions_turn_into_another(tmp_path: Pa
         assert problems == ["InvalidContentError"]
         assert await texts(runtime, "a") == ["one", "own", "done"]
         assert await texts(runtime, "b") == ["two", "own", "done"]
+
+
+class Keeping:
+    """An agent that keeps what it did in its last turn, whatever was stored of it."""
+
+    def __init__(self) -> None:
+        self.began = trio.Event()
+        self.hangs = False
+        self.report: list[dict[str, str]] = []
+
+    async def run(self, turn: Turn) -> str:
+        answer = f"{turn.session_id}'s answer"
+        said = {"role": "user", "content": turn.text}
+        self.report = [said, {"role": "assistant", "content": answer}]
+        if self.hangs:
+            self.began.set()
+            await trio.sleep_forever()
+        return answer
+
+    def unsaved(self) -> list[dict[str, str]]:
+        return self.report
+
+
+async def test_what_an_agent_kept_back_in_one_session_stays_out_of_another(tmp_path: Path) -> None:
+    """H1: cut off in A, it is stored there; a close of B, which heard the same, has none of it."""
+    agent = Keeping()
+    async with open_runtime(tmp_path / "x.db", factory=lambda _: agent) as runtime:
+        await runtime.open_session(KEY, "b")
+        await runtime.ask(KEY, "hello")
+        await runtime.switch(KEY, "a")
+        agent.hangs = True
+        await runtime.submit(KEY, "hello")
+        await agent.began.wait()
+        await runtime.switch(KEY, "b")
+        closed = await runtime.close_session(KEY)
+        assert (closed.session_id, closed.failures) == ("b", {})
+        assert await texts(runtime, "a") == ["hello", "a's answer"]
+        assert await texts(runtime, "b") == ["hello", "b's answer"]
+
+
+async def test_what_an_agent_still_has_of_another_session_is_not_taken_for_this_ones(
+    tmp_path: Path,
+) -> None:
+    """H1: its last turn was in B, but what it offers is A's."""
+    kept: list[dict[str, str]] = []
+
+    class Forgetful:
+        async def run(self, turn: Turn) -> str:
+            if turn.session_id == "a":
+                kept.append({"role": "user", "content": turn.text})
+                kept.append({"role": "assistant", "content": "a secret"})
+            return f"re: {turn.text}"
+
+        def unsaved(self) -> list[dict[str, str]]:
+            return kept
+
+    async with open_runtime(tmp_path / "x.db", factory=lambda _: Forgetful()) as runtime:
+        await runtime.open_session(KEY, "a")
+        await runtime.ask(KEY, "one")
+        await runtime.switch(KEY, "b")
+        await runtime.ask(KEY, "two")
+        await runtime.close_session(KEY)
+        assert await texts(runtime, "b") == ["two", "re: two"]
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+async def test_what_a_shared_agent_kept_back_stays_out_of_another_key(
+    tmp_path: Path, *, at_work: bool
+) -> None:
+    """H1: while it works for the other key, and when it has done so last; both say the same."""
+    agent = Keeping()
+    async with open_runtime(tmp_path / "x.db", agent=agent) as runtime:
+        await runtime.open_session(KEY, "mine")
+        await runtime.ask(KEY, "hello")
+        agent.hangs = at_work
+        other = await runtime.submit("test:2", "hello")
+        if at_work:
+            await agent.began.wait()
+        else:
+            await other.reply()
+        closed = await runtime.close_session(KEY)
+        assert (closed.session_id, closed.failures) == ("mine", {})
+        assert await texts(runtime, "mine") == ["hello", "mine's answer"]
 
 
 async def test_turns_of_a_session_share_one_agent(tmp_path: Path) -> None:
@@ -462,6 +547,34 @@ async def test_a_foreign_rewind_rebuilds_the_agent(tmp_path: Path) -> None:
         assert await texts(runtime, session_id) == ["one", "re: one", "three", "re: three"]
 
 
+@pytest.mark.parametrize("how", ["rotate", "compact", "rewind"])
+async def test_an_operation_after_a_foreign_write_works_at_the_first_call(
+    tmp_path: Path, how: str
+) -> None:
+    """H3, H4: it is refused, and done again on what is stored, the foreign message included."""
+    path, works = tmp_path / "x.db", Works()
+    seen: list[list[str | None]] = []
+
+    def summary(history: tuple[Message, ...]) -> str:
+        seen.append([message.text for message in history])
+        return "short"
+
+    async with open_runtime(path, factory=works) as runtime:
+        session_id = (await runtime.ask(KEY, LONG)).session_id
+        await runtime.ask(KEY, "two")
+        await write_from_outside(path, session_id, "foreign")
+        if how == "rewind":
+            assert await runtime.rewind(KEY) == 3
+            left = [LONG, f"re: {LONG}"]
+        else:
+            session_id = await getattr(runtime, how)(KEY, summary)
+            assert seen[-1] == [LONG, f"re: {LONG}", "two", "re: two", "foreign"]
+            left = ["short"]
+        assert await texts(runtime, session_id) == left
+        assert (await runtime.ask(KEY, "three")).outcome.kind == "answered"
+        assert works.last.seen[-1].history == left
+
+
 async def test_a_refused_first_unit_is_tried_again_on_what_is_stored(tmp_path: Path) -> None:
     """H4: one refusal, one reload; the user's message is stored once, behind the foreign one."""
     works = Works()
@@ -563,6 +676,51 @@ async def test_a_changed_signature_of_the_agent_rebuilds_it(tmp_path: Path, kind
         await runtime.ask(KEY, "three")
         await runtime.ask(KEY, "four")
         assert [len(agent.seen) for agent in works.built] == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["attribute", "property", "method"])
+async def test_an_agents_class_as_factory_has_the_signature_of_its_agents(
+    tmp_path: Path, kind: str
+) -> None:
+    """H5: what the class has under that name describes its agents, and is no word of a factory."""
+    model, built = ["small"], list[Any]()
+
+    class Plain:
+        def __init__(self, _: SessionInfo) -> None:
+            built.append(self)
+
+        async def run(self, turn: Turn) -> str:
+            return f"re: {turn.text}"
+
+    class Attribute(Plain):
+        signature = "of no agent"
+
+        def __init__(self, info: SessionInfo) -> None:
+            super().__init__(info)
+            self.signature = model[0]
+
+    class Property(Plain):
+        @property
+        def signature(self) -> str:
+            return model[0]
+
+    class Method(Plain):
+        def signature(self) -> str:
+            assert self in built
+            return model[0]
+
+    factory = {"attribute": Attribute, "property": Property, "method": Method}[kind]
+    async with open_runtime(tmp_path / "x.db", factory=factory) as runtime:
+        for text in ("one", "two"):
+            reply = await runtime.ask(KEY, text)
+            assert reply.outcome.kind == "answered", reply.outcome
+        assert len(built) == 1
+        model[0] = "large"
+        if kind == "attribute":
+            built[0].signature = "large"
+        for text in ("three", "four"):
+            assert (await runtime.ask(KEY, text)).text == f"re: {text}"
+        assert len(built) == 2
 
 
 async def test_a_signature_that_is_changed_in_place_counts_as_changed(tmp_path: Path) -> None:

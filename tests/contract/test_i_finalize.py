@@ -13,7 +13,7 @@ from onepen import Draft, SessionInfo, SessionSettings, Settings, Turn
 from onepen.storage.identity import Uid
 
 from ..runtime.scripted import Held, serving
-from .agents import KEY, LONG, ROOT, call, current, echo, problems, row, shape, sound, stored
+from .agents import KEY, LONG, ROOT, call, current, echo, plain, problems, row, shape, sound, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,6 +169,20 @@ async def test_what_an_agent_kept_back_between_turns_is_stored_once(path: Path) 
             "assistant re: hello",
             "assistant one more thing",
         ]
+
+
+async def test_what_an_agent_kept_back_does_not_undo_a_rewind(path: Path) -> None:
+    """I1: the agent still has the turn that a person took back; closing leaves it inactive."""
+    agent = Noting([])
+    async with serving(path, factory=built(agent)) as runtime:
+        await runtime.ask(KEY, "one")
+        await runtime.ask(KEY, "two")
+        agent.report = plain(await stored(runtime))
+        await runtime.rewind(KEY)
+        closed = await runtime.close_session(KEY)
+        assert closed.failures == {}
+        assert shape(await stored(runtime)) == ["user one", "assistant re: one"]
+    sound(path)
 
 
 async def test_shutdown_closes_every_live_session_as_a_suspension(path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+import trio.testing
 
 from onepen import Inbound, Outcome, SessionSettings, Settings, Turn
 
-from ..runtime.scripted import serving
+from ..runtime.scripted import inline, serving
 from .agents import KEY, LONG, current, echo, row, stored, texts
 
 if TYPE_CHECKING:
@@ -145,6 +147,21 @@ async def test_each_live_session_has_its_own_end_at_shutdown(path: Path) -> None
     assert len(calls.made) == 3
 
 
+async def test_closing_a_suspended_session_tells_its_end_as_well(path: Path) -> None:
+    """J1, I5: a boundary replaces the suspension, so this is a close like any other."""
+    calls = Calls()
+    async with serving(path, echo) as runtime:
+        session_id = (await runtime.ask(KEY, "hello")).session_id
+    hooks = calls.hooks("on_session_end", "on_session_finalize")
+    async with serving(path, echo, hooks=hooks) as runtime:
+        assert (await row(runtime, session_id)).end_kind == "suspension"
+        await runtime.close_session(KEY, reason="goodbye")
+        assert calls.made == [
+            ("on_session_end", ended(session_id, None, None)),
+            ("on_session_finalize", {"session_id": session_id, "key": KEY, "reason": "goodbye"}),
+        ]
+
+
 async def test_the_end_of_a_turn_has_its_own_hook(path: Path) -> None:
     """J1: and is no end of the session."""
     calls = Calls()
@@ -192,6 +209,63 @@ async def test_a_hook_that_raises_or_hangs_stops_nothing_and_is_logged_and_count
         assert runtime.statistics().counters["crashes"] == 0
     told = [record.getMessage() for record in caplog.records]
     assert sum(f"the hook {name}" in message for message in told) == len(calls.made)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=["exit", "cancel"])
+async def test_a_hook_that_raises_what_is_no_exception_stops_nothing_either(
+    path: Path, error: BaseException
+) -> None:
+    """J2: an exit, or asyncio's cancellation, from every hook."""
+
+    def leave() -> None:
+        raise error
+
+    calls = Calls()
+    async with serving(path, echo, hooks=calls.hooks(after=leave)) as runtime:
+        assert (await runtime.ask(KEY, LONG)).text == f"re: {LONG}"
+        await runtime.rotate(KEY, "in short")
+        while "on_rotation" not in calls.names:
+            await trio.lowlevel.checkpoint()
+        closed = await runtime.close_session(KEY)
+        assert (closed.ended, set(closed.failures)) == (True, set(NAMES[-2:]))
+        assert calls.names == list(NAMES)
+        assert runtime.statistics().hook_failures == len(NAMES)
+        assert (await runtime.ask(KEY, "two")).text == "re: two"
+        assert runtime.statistics().counters["crashes"] == 0
+
+
+async def test_a_quick_hook_has_been_called_when_ask_returns(path: Path) -> None:
+    """J3: `on_turn_end` stands before the reply for whoever counts turns."""
+    calls = Calls()
+    hooks = calls.hooks("on_turn_end", asynchronous=True)
+    async with serving(path, echo, hooks=hooks) as runtime:
+        for number in range(1, 6):
+            reply = await runtime.ask(KEY, "hello")
+            assert len(calls.made) == number
+            assert calls.made[-1][1]["turn_id"] == reply.turn_id
+
+
+async def test_a_hook_that_hangs_at_the_end_of_a_turn_does_not_hold_up_the_reply(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """J2: the reply is there long before the hook's deadline; the hook runs on until then."""
+    ends: list[float] = []
+
+    class Hooks:
+        async def on_turn_end(self, **_: object) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                ends.append(trio.current_time())
+
+    settings = Settings(sessions=SessionSettings(hook_deadline_s=100))
+    async with inline(path, echo, settings, hooks=Hooks()) as runtime:
+        started = trio.current_time()
+        assert (await runtime.ask(KEY, "hello")).text == "re: hello"
+        assert ends == []
+        assert trio.current_time() - started < 10
+        assert (await runtime.ask(KEY, "again")).text == "re: again"
+        assert [round(end - started) for end in ends] == [100]
 
 
 async def test_a_hook_that_hangs_for_one_key_delays_no_other(path: Path) -> None:

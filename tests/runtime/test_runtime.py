@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,12 +27,14 @@ from onepen import (
     open_runtime,
 )
 
+from ..actors.fixtures import StillClock
 from .scripted import Held, echo, serving, texts, transcript
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from onepen import Reply, Runtime, Subscription
+    from onepen.runtime.submission import Interruption
 
 KEY = "test:1"
 BRISK = Settings(sessions=SessionSettings(turn_deadline_s=0.05, interrupt_grace_s=0.02))
@@ -99,6 +102,24 @@ async def test_a_second_runtime_on_the_file_is_refused_and_the_first_goes_on(pat
         assert (await runtime.ask(KEY, "hi")).text == "re hi"
 
 
+async def test_a_held_database_says_since_when(path: Path) -> None:
+    """INV-12: as a moment that can be shown; by the clock of whoever holds it."""
+    clock = StillClock()
+    async with serving(path, clock=clock):
+        with pytest.raises(DatabaseHeldError) as caught:
+            async with open_runtime(path, agent=echo):
+                pytest.fail("two runtimes on one file")
+    assert caught.value.since == datetime.fromtimestamp(clock.now_ms / 1000, tz=UTC)
+    assert DatabaseHeldError("chat.db", None, None).since is None
+
+
+async def test_one_small_setting_alone_opens_a_runtime(path: Path) -> None:
+    """The defaults that nobody named follow it."""
+    settings = Settings(sessions=SessionSettings(turn_deadline_s=0.3))
+    async with serving(path, settings=settings) as runtime:
+        assert (await runtime.sessions.list()).sessions == ()
+
+
 async def test_settings_that_do_not_fit_are_refused_before_anything_is_made(path: Path) -> None:
     wrong = Settings(sessions=SessionSettings(turn_deadline_s=0.05, interrupt_grace_s=1.0))
     with pytest.raises(SettingsError):
@@ -127,6 +148,15 @@ async def test_after_shutdown_nothing_is_taken(path: Path) -> None:
             await runtime.close_session(KEY)
         assert await runtime.shutdown()
         assert len(await transcript(runtime, KEY)) == 2
+
+
+async def test_shutdown_takes_its_deadline_by_name(path: Path) -> None:
+    async with serving(path) as runtime:
+        reply = await runtime.ask(KEY, "hi")
+        assert await runtime.shutdown(deadline=5)
+        session = await runtime.sessions.get(reply.session_id)
+        assert session is not None
+        assert session.end_kind == "suspension"
 
 
 async def test_shutdown_interrupts_and_stores_what_runs_and_keeps_what_waits(path: Path) -> None:
@@ -268,6 +298,52 @@ async def test_a_submitted_message_is_durable_when_submit_returns(path: Path) ->
         ]
 
 
+async def test_the_text_of_an_inbound_message_needs_no_name(path: Path) -> None:
+    async with serving(path) as runtime:
+        reply = await runtime.ask(KEY, Inbound("hello", source="telegram", id="m1", user="ann"))
+        assert reply.text == "re hello"
+        session = await runtime.sessions.get(reply.session_id)
+        assert session is not None
+        assert (session.source, session.user) == ("telegram", "ann")
+
+
+async def test_parts_may_be_a_list_and_have_text_beside_them(path: Path) -> None:
+    """The text is their first part, and what the agent hears."""
+    image = {"type": "image", "url": "x"}
+    async with serving(path) as runtime:
+        reply = await runtime.ask(KEY, Inbound(text="look", parts=[image]))
+        assert (reply.text, reply.outcome.kind) == ("re look", "answered")
+        assert reply.messages[0].parts == ({"type": "text", "text": "look"}, image)
+        reply = await runtime.ask(KEY, Inbound(parts=[image]))
+        assert (reply.text, reply.messages[0].parts) == ("re ", (image,))
+
+
+async def test_where_a_reply_goes_may_be_said_in_one_word(path: Path) -> None:
+    held = Held("hi")
+    async with serving(path, held) as runtime:
+        assert (await runtime.ask(KEY, Inbound(text="hi", reply_to="chat-17"))).text == "re hi"
+        assert [inbound.reply_to for inbound in held.turns[0].inbound] == [{"to": "chat-17"}]
+
+
+async def test_a_listing_is_a_sequence_of_what_people_recognise(path: Path) -> None:
+    """With where the next page begins."""
+    async with serving(path) as runtime:
+        for name in ("a", "b", "c"):
+            await runtime.set_title(f"test:{name}", f"Chat {name}")
+            await runtime.ask(f"test:{name}", "hi")
+        listing = await runtime.sessions.list()
+        found = {(item.id, item.key, item.title) for item in listing}
+        assert found == {
+            (await runtime.sessions.current(f"test:{name}"), f"test:{name}", f"Chat {name}")
+            for name in ("a", "b", "c")
+        }
+        assert (len(listing), listing.next) == (3, None)
+        first = await runtime.sessions.list(limit=2)
+        rest = await runtime.sessions.list(limit=2, after=first.next)
+        assert (len(first), len(rest), rest.next) == (2, 1, None)
+        assert [*first, *rest] == list(listing)
+
+
 async def test_too_many_waiting_messages_are_refused_and_not_stored(path: Path) -> None:
     """INV-14."""
     held = Held("two", "later")
@@ -397,6 +473,26 @@ async def test_the_key_can_be_interrupted_without_knowing_the_turn(path: Path) -
         await held.begun["one"].wait()
         assert runtime.interrupt(KEY)
         assert (await submission.reply()).outcome.kind == "interrupted"
+
+
+@pytest.mark.parametrize("whose", ["submission", "key"])
+async def test_an_interrupt_works_at_once_and_may_be_awaited(path: Path, whose: str) -> None:
+    """Its truth value says whether there was something to stop, awaited or not."""
+    held = Held()
+    async with serving(path, held) as runtime:
+        submission = await runtime.submit(KEY, "one")
+        await held.begun["one"].wait()
+
+        def interrupt() -> Interruption:
+            return submission.interrupt() if whose == "submission" else runtime.interrupt(KEY)
+
+        stopped = interrupt()
+        assert bool(stopped) is True
+        assert (await submission.reply()).outcome.kind == "interrupted"
+        assert await stopped is True
+        too_late = interrupt()
+        assert bool(too_late) is False
+        assert await too_late is False
 
 
 async def test_interrupting_a_waiting_message_takes_it_back_and_leaves_the_others(
@@ -593,6 +689,25 @@ async def test_an_agent_that_returns_what_can_not_be_stored_fails_its_turn(
         assert runtime.statistics().counters["crashes"] == 0
 
 
+@pytest.mark.parametrize("how", ["appended", "reported"])
+async def test_an_answer_that_the_agent_does_not_call_one_is_the_reply(
+    path: Path, how: str
+) -> None:
+    """F6: it came back, though as a message alone."""
+    answer = {"role": "assistant", "content": "the answer"}
+
+    async def agent(turn: Turn) -> Any:
+        if how == "reported":
+            return {"messages": [*turn.messages, answer]}
+        await turn.append(answer)
+        return None
+
+    async with serving(path, agent) as runtime:
+        reply = await runtime.ask(KEY, "hi")
+        assert (reply.text, reply.outcome.kind) == ("the answer", "answered")
+        assert await transcript(runtime, KEY) == [("user", "hi"), ("assistant", "the answer")]
+
+
 async def test_a_stuck_agent_is_stopped_at_its_deadline_and_the_next_turn_works(path: Path) -> None:
     """INV-15."""
 
@@ -703,6 +818,32 @@ async def test_running_turns_are_limited_and_sources_take_turns(path: Path) -> N
         assert held.order == ["a1", "a2", "b1", "a3"]
         assert held.running_most == 1
         assert runtime.statistics().slots.running == 0
+
+
+async def test_live_actors_are_never_more_than_their_limit(path: Path) -> None:
+    """INV-14: many keys wait for the room that few idle ones make."""
+    live: list[int] = []
+
+    async def agent(turn: Turn) -> str:
+        live.append(runtime.statistics().sessions.live)
+        return await echo(turn)
+
+    async def ask(key: str) -> None:
+        try:
+            await runtime.ask(key, "hi")
+        except SessionBusyError:
+            pass  # an explicit refusal is how the limit is kept
+        live.append(runtime.statistics().sessions.live)
+
+    settings = Settings(sessions=SessionSettings(live_actors_max=4, turns_running_max=4))
+    async with serving(path, agent, settings=settings) as runtime:
+        for batch in range(5):
+            async with trio.open_nursery() as nursery:
+                for number in range(20):
+                    nursery.start_soon(ask, f"test:{batch}:{number}")
+            await trio.testing.wait_all_tasks_blocked()
+        assert max(live) == 4
+        assert runtime.statistics().counters["evicted"] > 0
 
 
 # Events --------------------------------------------------------------------------------------

@@ -160,6 +160,7 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
         ask(reader.waiting_inbound, key)
     for turn_id in names.turns:
         ask(reader.turn, turn_id)
+        ask(reader.turn_messages, turn_id)
         ask(reader.effects, turn_id)
     for source, inbound_id in names.inbound:
         ask(reader.inbound, source, inbound_id)
@@ -174,6 +175,7 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
         ask(reader.mark, name)
     for time in (None, *list(names.times)[:: max(1, len(names.times) // 3)]):
         ask(reader.timers, time)
+    ask(reader.oldest_ended_inbound_ms)
     ask(reader.inbox_pruned_version)
     ask(reader.dead_letters)
     ask(reader.usage)

@@ -208,6 +208,13 @@ class ModelReader:
         rows = (m for rows in self._state.transcripts.values() for m in rows)
         return next((m for m in rows if m.uid == uid and not m.carried), None)
 
+    def turn_messages(self, turn_id: TurnId) -> tuple[Message, ...]:
+        turn = self._state.turns.get(turn_id)
+        if turn is None or turn.session_id is None:
+            return ()
+        rows = self._state.transcripts.get(turn.session_id, ())
+        return tuple(m for m in rows if m.turn_id == turn_id)
+
     def revision(self, session_id: SessionId) -> int:
         session = self._state.sessions.get(session_id)
         return 0 if session is None else session.revision
@@ -235,6 +242,11 @@ class ModelReader:
 
     def inbound(self, source: str, inbound_id: str) -> InboxEntry | None:
         return self._state.inbox.get((source, inbound_id))
+
+    def oldest_ended_inbound_ms(self) -> int | None:
+        turns = self._state.turns
+        ended = (e for e in self._state.inbox.values() if turns[e.turn_id].state == "ended")
+        return next((e.accepted_ms for e in ended), None)
 
     def inbox_pruned_version(self) -> int:
         return self._state.prunings

@@ -1,0 +1,149 @@
+"""A message that comes again: a webhook's retry, a reconnect's replay (contract A7).
+
+Keeps: the same source and inbound id start no second turn. The repeat follows the turn while it
+waits or runs, and gets its outcome when it has ended, also after a restart. A turn that a crash cut
+goes on from the stored transcript, one attempt further. Other content, or another key, under the
+same id is a conflict.
+
+What this actor has accepted itself is remembered until it is durable, so that a repeat right behind
+the first finds it; for everything else storage is asked. Nothing here accepts anything.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import trio
+
+from ..storage.errors import ConflictError
+from .line import Accepted, Waiting
+from .mailbox import Answer
+from .recovery import ATTEMPTS_MAX, body_of
+from .replies import Reply, reply_text
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ..storage.engine import Reader
+    from ..storage.identity import TurnId
+    from ..storage.records import Message, Turn
+    from .line import Submit
+    from .session import Session
+
+_REMEMBERED_MAX = 256
+
+
+class _Known(NamedTuple):
+    key: str
+    digest: str
+    turn_id: TurnId
+
+
+@final
+class Accepting:
+    """The inbound ids that one actor has accepted lately."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str], _Known] | None = None  # most keys have no ids
+
+    def note(self, key: str, submit: Submit) -> None:
+        if self._known is None:
+            self._known = OrderedDict()
+        name = (submit.source, submit.inbound_id)
+        self._known[name] = _Known(key, submit.digest, submit.turn_id)
+        if len(self._known) > _REMEMBERED_MAX:
+            self._known.popitem(last=False)
+
+    def forget(self, source: str, inbound_id: str) -> None:
+        """It was refused after all."""
+        if self._known is not None:
+            self._known.pop((source, inbound_id), None)
+
+    def find(self, submit: Submit) -> _Known | None:
+        if self._known is None:
+            return None
+        return self._known.get((submit.source, submit.inbound_id))
+
+
+async def follow_repeat(session: Session, submit: Submit) -> Accepted | None:
+    """What became of a message that was here before; `None` if it is new."""
+    known = session.accepting.find(submit)
+    if known is None:
+        entry = await session.scribe.writer.read(
+            lambda reader: reader.inbound(submit.source, submit.inbound_id)
+        )
+        if entry is None:
+            return None
+        known = _Known(entry.key, entry.digest, entry.turn_id)
+    if (known.key, known.digest) != (session.key, submit.digest):
+        raise ConflictError(
+            f"inbound {submit.source}/{submit.inbound_id}",
+            {"key": known.key, "digest": known.digest},
+            {"key": session.key, "digest": submit.digest},
+        )
+    session.surroundings.counters.repeats += 1
+    return _alive(session, known.turn_id) or await _stored(session, submit, known.turn_id)
+
+
+def _alive(session: Session, turn_id: TurnId) -> Accepted | None:
+    """The turn, if it runs or waits here."""
+    reply = session.line.reply_of
+    running = session.turn
+    if running is not None and running.waiting.turn_id == turn_id:
+        wait = running.accepted.wait
+        return Accepted(turn_id, "started", 0, wait, reply(turn_id), repeated=True)
+    for position, waiting in enumerate(session.waiting, 1):
+        if waiting.turn_id == turn_id:
+            ticket = waiting.ticket
+            durable: Callable[[], Awaitable[object]] = ticket.durable if ticket else _at_once
+            return Accepted(turn_id, "queued", position, durable, reply(turn_id), repeated=True)
+    return None
+
+
+async def _stored(session: Session, submit: Submit, turn_id: TurnId) -> Accepted | None:
+    """The turn as it has ended, or as it goes on."""
+
+    def look(reader: Reader) -> tuple[Turn | None, tuple[Message, ...]]:
+        return reader.turn(turn_id), reader.turn_messages(turn_id)
+
+    turn, messages = await session.scribe.read(look)
+    alive = _alive(session, turn_id)  # it may have begun while we looked
+    if alive is not None or turn is None:
+        return alive
+    if _goes_on(turn) and (body := body_of(session, turn)) is not None:
+        attempt = turn.attempt + 1
+        waiting = Waiting(turn.id, submit.source, "", body, attempt=attempt, stored=True)
+        session.wait_in_line(waiting)
+        position = len(session.waiting)
+        reply = session.line.reply_of(turn_id)
+        return Accepted(turn_id, "queued", position, _at_once, reply, repeated=True)
+    answer: Answer[Reply] = Answer()
+    if turn.outcome is None:  # it is being taken back: its reply will be there when that is stored
+        answer = session.line.reply_of(turn_id)
+    else:
+        answer.give(
+            Reply(
+                text=reply_text(turn.outcome),
+                outcome=turn.outcome,
+                turn_id=turn_id,
+                session_id=turn.session_id or session.scribe.page.session_id,
+                messages=messages,
+                durable=session.scribe.writer.durable,
+            )
+        )
+    return Accepted(turn_id, "started", 0, _at_once, answer, repeated=True)
+
+
+def _goes_on(turn: Turn) -> bool:
+    """Whether a crash has cut it, and not too often."""
+    outcome = turn.outcome
+    cut = outcome is not None and (outcome.kind, outcome.cause) == ("interrupted", "crash")
+    return cut and turn.attempt < ATTEMPTS_MAX
+
+
+async def _at_once() -> None:
+    """It is durable already."""
+    await trio.lowlevel.checkpoint()
