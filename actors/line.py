@@ -7,7 +7,7 @@ can't. Also what all session actors share (`Surroundings`), and what the mailbox
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, final
 
 from ..storage.errors import OnepenError
 from .events import Stream
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .hooks import Hooks
     from .limits import SessionSettings
     from .messages import Inbound
+    from .reception import Busy
     from .replies import Reply
     from .session import Session
     from .slots import Slots
@@ -76,7 +77,8 @@ class Submit(NamedTuple):
     digest: str
     turn_id: TurnId
     repeatable: bool  # it has an id of its own, so that it may come again
-    busy: str = "queue"
+    busy: Busy = "queue"
+    debounce_s: float = 0.0
 
 
 class Interrupt(NamedTuple):
@@ -97,23 +99,38 @@ class Operate(NamedTuple, Generic[T_co]):
 Letter: TypeAlias = "Submit | Interrupt | Operate[Any]"  # what a session's mailbox carries
 
 
-class Waiting(NamedTuple):
-    """An accepted message whose turn has not started, or has to go on."""
+class Said(NamedTuple):
+    """One inbound message of a turn."""
 
-    turn_id: TurnId
     source: str
     inbound_id: str
     body: records.Inbound
-    ticket: Ticket | None = None
+
+
+class Waiting(NamedTuple):
+    """A turn that has not started, or has to go on, with the messages that it answers."""
+
+    turn_id: TurnId
+    said: tuple[Said, ...]
+    ticket: Ticket | None = None  # of what was accepted last
     attempt: int = 1
     stored: bool = False  # found in storage, by an actor that was started later
+    not_before_s: float = 0.0
+
+    @property
+    def source(self) -> str:
+        return self.said[0].source
+
+    @property
+    def bodies(self) -> tuple[records.Inbound, ...]:
+        return tuple(said.body for said in self.said)
 
 
 class Accepted(NamedTuple):
     """What a session did with an inbound message; `durable` says when that is on disk."""
 
     turn_id: TurnId
-    disposition: Disposition
+    disposition: Disposition | Literal["rejected"]
     position: int
     durable: Callable[[], Awaitable[object]]
     reply: Answer[Reply]
@@ -186,8 +203,9 @@ class Line:
             answer = self.replies[turn_id] = Answer()
         return answer
 
-    def give_reply(self, reply: Reply) -> None:
-        answer = self.replies.pop(reply.turn_id, None)
+    def give_reply(self, reply: Reply, turn_id: TurnId | None = None) -> None:
+        """The reply of its turn, or of another one that was answered with it."""
+        answer = self.replies.pop(turn_id or reply.turn_id, None)
         if answer is not None:
             answer.give(reply)
 

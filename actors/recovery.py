@@ -14,13 +14,14 @@ from ..storage.commands import EndTurn, TakeInbound
 from ..storage.records import Inbound, TurnOutcome
 from ..storage.units import Durable
 from .exchanges import closing_results, open_calls
-from .line import Waiting
+from .line import Said, Waiting
 from .raised import said_by
 from .replies import Reply, reply_text, storable
 
 if TYPE_CHECKING:
     from ..storage.commands import AnyCommand
     from ..storage.errors import OnepenError
+    from ..storage.identity import TurnId
     from ..storage.records import Turn as StoredTurn
     from .page import Loaded
     from .session import Session
@@ -46,7 +47,7 @@ async def end_waiting(session: Session, waiting: Waiting, outcome: TurnOutcome) 
     )
     commands: tuple[AnyCommand, ...] = (end,)
     if waiting.attempt == 1:
-        commands = (TakeInbound(source=waiting.source, inbound_id=waiting.inbound_id), end)
+        commands = (*taking(waiting), end)
     await scribe.room()
     receipt = await scribe.receipt_of(scribe.note(commands))
     if not isinstance(receipt, Durable):
@@ -68,32 +69,44 @@ async def end_waiting(session: Session, waiting: Waiting, outcome: TurnOutcome) 
 
 async def recover(session: Session, loaded: Loaded) -> None:
     """Take over what the key's last actor left: cut-off turns first, then what waits."""
-    bodies = {entry.turn_id: entry for entry in loaded.waiting}
+    said: dict[TurnId, list[Said]] = {}
+    for entry in loaded.waiting:
+        assert entry.body is not None
+        one = Said(entry.source, entry.inbound_id, entry.body)
+        said.setdefault(entry.turn_id, []).append(one)
     for turn in loaded.turns:
         if turn.state == "running":
-            body = body_of(session, turn)
             may_resume = session.settings.recovery == "resume" and session.crash is None
-            if may_resume and body is not None and turn.attempt < ATTEMPTS_MAX:
-                waiting = Waiting(turn.id, "", "", body, attempt=turn.attempt + 1, stored=True)
-                session.waiting.append(waiting)
+            again = going_on(session, turn) if may_resume else None
+            if again is not None:
+                session.waiting.append(again)
             else:
                 await _mark(session, turn)
-        elif turn.state == "queued" and turn.id in bodies:
-            entry = bodies[turn.id]
-            assert entry.body is not None
-            session.waiting.append(
-                Waiting(turn.id, entry.source, entry.inbound_id, entry.body, stored=True)
-            )
+        elif turn.state == "queued" and turn.id in said:
+            session.waiting.append(Waiting(turn.id, tuple(said[turn.id]), stored=True))
 
 
-def body_of(session: Session, turn: StoredTurn) -> Inbound | None:
-    """The user's message of a turn that has begun, from the transcript."""
-    for message in session.scribe.page.messages:
-        if message.turn_id == turn.id and message.role == "user":
-            return Inbound(
-                text=message.text, parts=message.parts, user=message.user, meta=message.meta
-            )
-    return None
+def taking(waiting: Waiting) -> tuple[AnyCommand, ...]:
+    """Its messages leave the inbox: for the transcript, or for good."""
+    return tuple(
+        TakeInbound(source=said.source, inbound_id=said.inbound_id) for said in waiting.said
+    )
+
+
+def going_on(session: Session, turn: StoredTurn) -> Waiting | None:
+    """A turn that was cut, for one more attempt; not too often, and only where its messages are."""
+    said = tuple(
+        Said(
+            "",
+            "",
+            Inbound(text=m.text, parts=m.parts, user=m.user, meta=m.meta, blobs=m.blobs),
+        )
+        for m in session.scribe.page.messages
+        if m.turn_id == turn.id and m.role == "user"
+    )
+    if not said or turn.attempt >= ATTEMPTS_MAX:
+        return None
+    return Waiting(turn.id, said, attempt=turn.attempt + 1, stored=True)
 
 
 async def _mark(session: Session, turn: StoredTurn) -> None:

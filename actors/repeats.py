@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import trio
 
 from ..storage.errors import ConflictError
-from .line import Accepted, Waiting
+from ..storage.identity import TurnId
+from .line import Accepted
 from .mailbox import Answer
-from .recovery import ATTEMPTS_MAX, body_of
+from .recovery import going_on
 from .replies import Reply, reply_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..storage.engine import Reader
-    from ..storage.identity import TurnId
     from ..storage.records import Message, Turn
     from .line import Submit
     from .session import Session
@@ -85,7 +85,7 @@ async def follow_repeat(session: Session, submit: Submit) -> Accepted | None:
             {"key": session.key, "digest": submit.digest},
         )
     session.surroundings.counters.repeats += 1
-    return _alive(session, known.turn_id) or await _stored(session, submit, known.turn_id)
+    return _alive(session, known.turn_id) or await _stored(session, known.turn_id)
 
 
 def _alive(session: Session, turn_id: TurnId) -> Accepted | None:
@@ -95,15 +95,19 @@ def _alive(session: Session, turn_id: TurnId) -> Accepted | None:
     if running is not None and running.waiting.turn_id == turn_id:
         wait = running.accepted.wait
         return Accepted(turn_id, "started", 0, wait, reply(turn_id), repeated=True)
+    for one in () if running is None else (*running.steering, *running.steered):
+        if one.turn_id == turn_id and one.ticket is not None:
+            durable = one.ticket.durable
+            return Accepted(turn_id, "steered", 0, durable, reply(turn_id), repeated=True)
     for position, waiting in enumerate(session.waiting, 1):
         if waiting.turn_id == turn_id:
             ticket = waiting.ticket
-            durable: Callable[[], Awaitable[object]] = ticket.durable if ticket else _at_once
-            return Accepted(turn_id, "queued", position, durable, reply(turn_id), repeated=True)
+            wait_for: Callable[[], Awaitable[object]] = ticket.durable if ticket else _at_once
+            return Accepted(turn_id, "queued", position, wait_for, reply(turn_id), repeated=True)
     return None
 
 
-async def _stored(session: Session, submit: Submit, turn_id: TurnId) -> Accepted | None:
+async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
     """The turn as it has ended, or as it goes on."""
 
     def look(reader: Reader) -> tuple[Turn | None, tuple[Message, ...]]:
@@ -113,10 +117,13 @@ async def _stored(session: Session, submit: Submit, turn_id: TurnId) -> Accepted
     alive = _alive(session, turn_id)  # it may have begun while we looked
     if alive is not None or turn is None:
         return alive
-    if _goes_on(turn) and (body := body_of(session, turn)) is not None:
-        attempt = turn.attempt + 1
-        waiting = Waiting(turn.id, submit.source, "", body, attempt=attempt, stored=True)
-        session.wait_in_line(waiting)
+    if turn.outcome is not None and turn.outcome.cause == "steered":
+        # It was answered with the turn that it was steered into.
+        into = TurnId(str((turn.outcome.detail or {}).get("into")))
+        return _alive(session, into) or await _stored(session, into)
+    again = going_on(session, turn) if _was_cut(turn) else None
+    if again is not None:
+        session.wait_in_line(again)
         position = len(session.waiting)
         reply = session.line.reply_of(turn_id)
         return Accepted(turn_id, "queued", position, _at_once, reply, repeated=True)
@@ -137,11 +144,10 @@ async def _stored(session: Session, submit: Submit, turn_id: TurnId) -> Accepted
     return Accepted(turn_id, "started", 0, _at_once, answer, repeated=True)
 
 
-def _goes_on(turn: Turn) -> bool:
-    """Whether a crash has cut it, and not too often."""
+def _was_cut(turn: Turn) -> bool:
+    """Whether a crash has ended it."""
     outcome = turn.outcome
-    cut = outcome is not None and (outcome.kind, outcome.cause) == ("interrupted", "crash")
-    return cut and turn.attempt < ATTEMPTS_MAX
+    return outcome is not None and (outcome.kind, outcome.cause) == ("interrupted", "crash")
 
 
 async def _at_once() -> None:

@@ -27,25 +27,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
 
-from ..storage.commands import AcceptInbound, OpenTurn, TakeInbound
 from ..storage.errors import BrokenChainError, InvariantError, OnepenError, StaleError
 from ..storage.records import TurnOutcome
 from ..storage.units import Durable, Refused
-from . import recovery, repeats, turning
+from . import reception, recovery, repeats, turning
 from .binding import Binding
 from .compression import SummaryRaised
 from .exchanges import closing_results, open_calls
-from .line import (
-    Accepted,
-    Interrupt,
-    Operate,
-    SessionBusyError,
-    SessionCrashedError,
-    Submit,
-    Waiting,
-)
+from .line import Interrupt, Operate, SessionCrashedError, Submit
 from .mailbox import Answer, MailboxClosedError, run_actor
 from .messages import user_draft
+from .recovery import taking
 from .repeats import Accepting
 from .scribe import Scribe, ScribeEvents
 from .turn import Turn
@@ -59,7 +51,7 @@ if TYPE_CHECKING:
     from ..storage.identity import Incarnation, TurnId
     from ..storage.records import Draft, Message
     from ..storage.units import Receipt
-    from .line import Letter, Line, Surroundings
+    from .line import Letter, Line, Surroundings, Waiting
     from .page import LazyPage, Page
 
 logger = logging.getLogger(__name__)
@@ -114,6 +106,7 @@ class Session(ScribeEvents):
         self._operations: deque[_Operation] = deque()
         self._working = False
         self._taking_back = 0
+        self._debouncing = False
         self._slot: str = "none"  # none, asked, held
         self._slot_source = line.source
         self._nursery: trio.Nursery
@@ -146,7 +139,7 @@ class Session(ScribeEvents):
             self.scribe.page.recall(self._lazy)
         await recovery.recover(self, loaded)
         self._ready = True
-        self._go_on()
+        self.go_on()
 
     async def on_message(self, message: Letter, answer: Answer[object] | None) -> None:
         if self.stopping:
@@ -167,7 +160,7 @@ class Session(ScribeEvents):
             elif isinstance(message, Submit):
                 # Room first: between it and posting there is no checkpoint.
                 await self.scribe.writer.room()
-                accepted = self._accept(message)
+                accepted = reception.accept(self, message)
                 if answer is not None:
                     answer.give(accepted)
             else:
@@ -199,44 +192,14 @@ class Session(ScribeEvents):
 
     # Inbound messages --------------------------------------------------------------------------
 
-    def _accept(self, submit: Submit) -> Accepted:
-        now, turn_id = self.scribe.now(), submit.turn_id
-        body = submit.inbound.body()
-        start = self._may_start() and self.surroundings.slots.take()
-        accept = AcceptInbound(
-            source=submit.source,
-            inbound_id=submit.inbound_id,
-            key=self.line.key,
-            turn_id=turn_id,
-            disposition="started" if start else "queued",
-            digest=submit.digest,
-            at_ms=now,
-            body=None if start else body,
-        )
-        opened = (OpenTurn(turn_id=turn_id, key=self.line.key, at_ms=now), accept)
-        reply = self.line.reply_of(turn_id)
-        waiting = Waiting(turn_id, submit.source, submit.inbound_id, body)
-        if submit.repeatable:
-            self.accepting.note(self.line.key, submit)
-        try:
-            if start:
-                running = self._start(waiting, opened)
-                return Accepted(turn_id, "started", 0, running.accepted.wait, reply)
-            position = self._queue(waiting, opened)
-        except BaseException:
-            if start and self.turn is None:
-                self.surroundings.slots.give_back()
-            self.line.replies.pop(turn_id, None)
-            self.accepting.forget(submit.source, submit.inbound_id)
-            raise
-        return Accepted(turn_id, "queued", position, self.waiting[-1].ticket.durable, reply)  # type: ignore[union-attr]
-
     def wait_in_line(self, waiting: Waiting) -> None:
         """A turn that is stored already, and shall go on."""
         self.waiting.append(waiting)
-        self._go_on()
+        self.go_on()
 
-    def _may_start(self) -> bool:
+    @property
+    def may_start(self) -> bool:
+        """Whether a turn could start at once, but for a slot."""
         return (
             not self._working
             and not self._operations
@@ -246,26 +209,15 @@ class Session(ScribeEvents):
             and self.scribe.broken is None
         )
 
-    def _queue(self, waiting: Waiting, opened: tuple[AnyCommand, ...]) -> int:
-        if len(self.waiting) >= self.settings.waiting_per_key_max:
-            why = f"{len(self.waiting)} messages are waiting already"
-            raise SessionBusyError(self.key, 1.0, why=why)
-
-        def received(receipt: Receipt) -> None:
-            if isinstance(receipt, Durable):
-                self.line.stream.publish("turn.queued", turn_id=waiting.turn_id)
-            else:
-                self.accepting.forget(waiting.source, waiting.inbound_id)
-
-        ticket = self.scribe.note(opened, then=received)
-        self.waiting.append(waiting._replace(ticket=ticket))
-        self.surroundings.counters.turns_queued += 1
-        self._go_on()
-        return len(self.waiting)
+    def replace_waiting(self, turn_id: TurnId, change: Callable[[Waiting], Waiting]) -> None:
+        """A turn that still waits, changed."""
+        for index, waiting in enumerate(self.waiting):
+            if waiting.turn_id == turn_id:
+                self.waiting[index] = change(waiting)
 
     # Starting turns ----------------------------------------------------------------------------
 
-    def _start(self, waiting: Waiting, before: tuple[AnyCommand, ...]) -> RunningTurn:
+    def start(self, waiting: Waiting, before: tuple[AnyCommand, ...]) -> RunningTurn:
         """Post a turn's first unit, with a slot in hand; with no checkpoint before it."""
         running = RunningTurn(self.line, waiting, self._user_rows(waiting), before)
         self._post_start(running)
@@ -281,7 +233,8 @@ class Session(ScribeEvents):
             why = "the process died before there was one"
             now = self.scribe.now()
             return closing_results(calls.values(), why, self.scribe.fresh_uid, now)
-        return (user_draft(waiting.body, self.scribe.fresh_uid(), self.scribe.now()),)
+        now = self.scribe.now()
+        return tuple(user_draft(body, self.scribe.fresh_uid(), now) for body in waiting.bodies)
 
     def _post_start(self, running: RunningTurn) -> None:
         waiting = running.waiting
@@ -289,14 +242,15 @@ class Session(ScribeEvents):
         if not page.stored:
             # The message that makes the row says where the conversation comes from.
             self.scribe.source = waiting.source or self.scribe.source
-            page.user = page.user or waiting.body.user
+            page.user = page.user or waiting.bodies[0].user
 
         def received(receipt: Receipt) -> None:
             # The submitter is told here, without a detour through the turn's task.
             if isinstance(receipt, Durable):
                 running.accepted.give(None)
             elif isinstance(receipt, Refused) and receipt.reason != "stale_revision":
-                self.accepting.forget(waiting.source, waiting.inbound_id)
+                for said in waiting.said:
+                    self.accepting.forget(said.source, said.inbound_id)
                 running.accepted.fail(receipt.error())
 
         running.ticket, running.created = self.scribe.start(
@@ -312,8 +266,9 @@ class Session(ScribeEvents):
             self.binding,
             waiting.turn_id,
             waiting.attempt,
-            (waiting.body,),
+            waiting.bodies,
             self.settings.useless_compressions_max,
+            running,
         )
 
     async def pass_first_gate(self, running: RunningTurn) -> bool:
@@ -339,7 +294,7 @@ class Session(ScribeEvents):
 
     # Working -----------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """See to it that what is there to do is done."""
         if self._working or self._left:
             return
@@ -347,21 +302,38 @@ class Session(ScribeEvents):
             self._working = True
             self.spawn(self._work)
         elif self.waiting and not self.stopping and self._slot == "none":
+            if self.waiting[0].not_before_s > trio.current_time():
+                self._debounce()
+                return
             self._slot, self._slot_source = "asked", self.waiting[0].source or self.scribe.source
             self.surroundings.slots.ask(self._slot_source, self._on_slot)
+
+    def _debounce(self) -> None:
+        if not self._debouncing:
+            self._debouncing = True
+            self.spawn(self._go_on_later)
+
+    async def _go_on_later(self) -> None:
+        """When the next turn may start; until then more may come."""
+        await trio.sleep_until(self.waiting[0].not_before_s if self.waiting else 0)
+        self._debouncing = False
+        self.go_on()  # which waits once more if another message came meanwhile
 
     def _on_slot(self) -> None:
         if self._left:
             self.surroundings.slots.give_back()
             return
         self._slot = "held"
-        self._go_on()
+        self.go_on()
 
     async def _work(self) -> None:
         """Turns and operations, one at a time, until there is nothing to do."""
         while not self._left:
             if self.turn is not None:
-                await turning.run_turn(self, self.turn)
+                running = self.turn
+                await turning.run_turn(self, running)
+                # What was to be steered into it, and found no gate, is next.
+                self.waiting.extendleft(reversed(running.steering))
                 self.turn = None
             elif self._operations and not self.stopping:
                 # Behind one that ends the actor none is begun: it is sent again, untouched.
@@ -375,7 +347,7 @@ class Session(ScribeEvents):
         # No checkpoint since the last look.
         self._working = False
         if self.waiting and not self.stopping:
-            self._go_on()
+            self.go_on()
         else:
             self.line.stream.rest()
             self.surroundings.on_idle(self.line.key)
@@ -398,10 +370,11 @@ class Session(ScribeEvents):
             if self._operations:
                 break
             if not self.waiting or self.waiting[0] is not waiting:
-                continue  # it was taken back meanwhile
+                continue  # it was taken back, or got one more message meanwhile
+            if waiting.not_before_s > trio.current_time():
+                break
             self.waiting.popleft()
-            take = TakeInbound(source=waiting.source, inbound_id=waiting.inbound_id)
-            before = (take,) if waiting.attempt == 1 else ()
+            before = taking(waiting) if waiting.attempt == 1 else ()
             running = RunningTurn(self.line, waiting, self._user_rows(waiting), before)
             self._post_start(running)
             self.turn, self._slot = running, "none"  # the slot is the turn's now
@@ -412,7 +385,7 @@ class Session(ScribeEvents):
         self._operations.append(operation)
         if operation.operate.interrupts:
             self.interrupt(operation.operate.name)
-        self._go_on()
+        self.go_on()
 
     async def _run_operation(self, operation: _Operation) -> None:
         answer = operation.answer
@@ -454,10 +427,14 @@ class Session(ScribeEvents):
 
     def take_back(self, turn_id: TurnId, cause: str) -> bool:
         """A message that still waits gets no turn; true if there was one of this id."""
-        waiting = next((one for one in self.waiting if one.turn_id == turn_id), None)
-        if waiting is None:
+        steering = [] if self.turn is None else self.turn.steering
+        for line in (self.waiting, steering):
+            waiting = next((one for one in line if one.turn_id == turn_id), None)
+            if waiting is not None:
+                line.remove(waiting)
+                break
+        else:
             return False
-        self.waiting.remove(waiting)
         self._taking_back += 1
         self.spawn(self._end_waiting, waiting, TurnOutcome(kind="interrupted", cause=cause))
         return True

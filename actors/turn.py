@@ -7,6 +7,7 @@
 | `async with turn.streaming()` | pieces are shown, one message is posted   | by the next gate  |
 | `await turn.rotate(…)`        | the conversation moves to a child session | on return         |
 | `await turn.compact(…)`       | the transcript is shortened in place      | on return         |
+| `await turn.steering()`       | what the user said since comes in         | by the next gate  |
 | `turn.usage(…)`               | counted with the turn's next unit         | with it           |
 
 Keeps: what an agent appends stands in the order in which it was appended, except that an interim
@@ -19,21 +20,22 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 import msgspec
 import trio
 
-from ..storage.commands import AddUsage
+from ..storage.commands import AddUsage, EndTurn
 from ..storage.edge import check_draft, check_unit
 from ..storage.errors import ConflictError, InvalidContentError
 from ..storage.identity import Uid
-from ..storage.records import Draft, Tokens
-from ..storage.units import Unit
+from ..storage.records import Draft, Tokens, TurnOutcome
+from ..storage.units import Durable, Unit
 from . import compression
 from .compression import Compress, Compression, Summarise, SummaryRaised
 from .exchanges import closing_results, open_calls, ordered
-from .messages import Given, draft_of, same_message, texts_of
+from .messages import Given, draft_of, same_message, texts_of, user_draft
+from .recovery import taking
 from .results import Attempt
 
 if TYPE_CHECKING:
@@ -45,9 +47,17 @@ if TYPE_CHECKING:
     from ..storage.records import Inbound, Message, ToolCall
     from .binding import Binding
     from .events import Stream
+    from .line import Waiting
     from .scribe import Scribe
 
 logger = logging.getLogger(__name__)
+
+
+class Steering(Protocol):
+    """Where messages wait that are to come into the running turn, and where they go."""
+
+    steering: list[Waiting]
+    steered: list[Waiting]
 
 
 def _refuse(orphan: Draft) -> None:
@@ -101,8 +111,11 @@ class Turn:
         attempt: int,
         inbound: tuple[Inbound, ...],
         useless_max: int,
+        steering: Steering,
     ) -> None:
         self.id = turn_id
+        self._steering = steering
+        self._heard: list[str] = []  # what was steered in and not asked for yet
         self.attempt = attempt
         self.inbound = inbound
         self.deadline = float("inf")
@@ -233,6 +246,19 @@ class Turn:
             created_ms=self._scribe.now(),
         )
 
+    async def steering(self) -> tuple[str, ...]:
+        """What the user has said since, under the policy `steer`: each text once.
+
+        It is in the transcript when this returns it. Messages come in at every gate (`append`,
+        `say`, the end of a stream, this call), never between a tool call and its result.
+        """
+        self._check_open()
+        if self._steering.steering:
+            await self._post(())
+        await trio.lowlevel.checkpoint()
+        heard, self._heard = tuple(self._heard), []
+        return heard
+
     async def rotate(
         self, summary: Summarise, *, upto: Uid | None = None, force: bool = False
     ) -> SessionId:
@@ -330,10 +356,37 @@ class Turn:
         opened, drafts = dict(self._open), tuple(self._not_posted(drafts))
         rows, deferred = self._in_order(drafts, opened, "the turn went on without one", _refuse)
         self._open, self._deferred = opened, deferred
+        commands: list[AnyCommand] = []
+        if not opened:
+            for waiting in self._landing():
+                rows += self._user_rows(waiting)
+                commands += self._steered_in(waiting)
         if rows:
             self._last = rows[-1]
             self._posted.update(row.uid for row in rows)
-        return tuple(rows), self.take_usage()
+        return tuple(rows), (*commands, *self.take_usage())
+
+    def _landing(self) -> list[Waiting]:
+        """The messages that come in at this gate: those that are durable."""
+        steering = self._steering
+        landing = [
+            w for w in steering.steering if w.ticket and isinstance(w.ticket.receipt, Durable)
+        ]
+        for waiting in landing:
+            steering.steering.remove(waiting)
+            steering.steered.append(waiting)
+            self._heard += [text for body in waiting.bodies for text in texts_of(body)]
+        return landing
+
+    def _user_rows(self, waiting: Waiting) -> list[Draft]:
+        scribe = self._scribe
+        return [user_draft(body, scribe.fresh_uid(), scribe.now()) for body in waiting.bodies]
+
+    def _steered_in(self, waiting: Waiting) -> tuple[AnyCommand, ...]:
+        """Its own turn is over with that: it is answered with this one."""
+        outcome = TurnOutcome(kind="silent", cause="steered", detail={"into": self.id})
+        end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=self._scribe.now())
+        return (*taking(waiting), end)
 
     def _in_order(
         self,

@@ -50,10 +50,11 @@ _HOOK_HOLDS_REPLY_S = 0.1  # a slow observer must not slow the conversation
 class Release:
     """The output gate of a turn: the reply leaves when it is durable, and not held back."""
 
-    __slots__ = ("_line", "_reply", "held")
+    __slots__ = ("_line", "_reply", "_steered", "held")
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, steered: list[Waiting]) -> None:
         self._line = line
+        self._steered = steered
         self._reply: Reply | None = None
         self.held = False
 
@@ -66,6 +67,8 @@ class Release:
         self.held = False
         if self._reply is not None:
             self._line.give_reply(self._reply)
+            for waiting in self._steered:  # they were answered with it
+                self._line.give_reply(self._reply, waiting.turn_id)
 
     async def after(self, seconds: float) -> None:
         await trio.sleep(seconds)
@@ -90,6 +93,8 @@ class RunningTurn:
         "revision",
         "scope",
         "session_id",
+        "steered",
+        "steering",
         "stopped_s",
         "task",
         "ticket",
@@ -105,7 +110,9 @@ class RunningTurn:
         before: tuple[AnyCommand, ...],
     ) -> None:
         self.waiting = waiting
-        self.release = Release(line)
+        self.steering: list[Waiting] = []  # messages for this turn that wait for a gate
+        self.steered: list[Waiting] = []  # those that have found one
+        self.release = Release(line, self.steered)
         self.drafts = drafts
         self.before = before
         self.accepted: Answer[None] = Answer()
@@ -321,6 +328,7 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
         if scribe.broken is not None:
             refused = _refused_outcome(session)
             await session.reload()
+            await _steer_back(session, running)
             # What was posted behind the refused unit is not stored; the turn says so.
             outcome, new, answer = refused, (), None
             continue
@@ -341,6 +349,18 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
         if isinstance(await scribe.receipt_of(ticket, reply), Durable):
             return outcome
     raise InvariantError(f"the end of a turn of {session.key} is refused again and again")
+
+
+async def _steer_back(session: Session, running: RunningTurn) -> None:
+    """What was steered into the turn by a unit that was refused is still waiting."""
+    steered = list(running.steered)
+    if not steered:
+        return
+    ids = [waiting.turn_id for waiting in steered]
+    turns = await session.scribe.read(lambda reader: [reader.turn(turn_id) for turn_id in ids])
+    back = [w for w, turn in zip(steered, turns, strict=True) if turn and turn.state == "queued"]
+    running.steered[:] = [waiting for waiting in steered if waiting not in back]
+    running.steering[:0] = back
 
 
 def _last_words(turn: Turn, new: tuple[Draft, ...]) -> str | None:

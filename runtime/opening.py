@@ -32,14 +32,15 @@ from ..actors.warm import AgentSource
 from ..actors.writer import open_writer
 from ..storage.errors import OnepenError, WriterFailedError
 from ..storage.sqlite import open_sqlite
-from .runtime import Runtime, source_of
+from .runtime import Runtime, check_policy, source_of
 from .settings import Settings, check_settings
 from .system import SystemClock, SystemIds
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
+    from ..actors.reception import SourcePolicy
     from ..actors.warm import SessionInfo
     from ..actors.writer import WriterRef
     from ..storage.engine import Engine
@@ -63,6 +64,7 @@ async def open_runtime(
     agent: Any = None,
     factory: Callable[[SessionInfo], Any] | None = None,
     settings: Settings | None = None,
+    sources: Mapping[str, SourcePolicy] | None = None,
     hooks: object | None = None,
     clock: Clock | None = None,
     ids: Ids | None = None,
@@ -70,7 +72,8 @@ async def open_runtime(
     """Open a database file and serve conversations for as long as the block lasts.
 
     `None` is a runtime in memory. `agent` is shared by all keys; `factory(session)` builds one for
-    each. Raises `DatabaseHeldError`, `OpenError` and `SettingsError` before anything is started.
+    each. `sources` says, by name, how messages of a source are taken when a session is busy. Raises
+    `DatabaseHeldError`, `OpenError` and `SettingsError` before anything is started.
     """
     settings, clock = settings or Settings(), clock or SystemClock()
 
@@ -84,6 +87,7 @@ async def open_runtime(
         settings,
         AgentSource(agent, factory),
         hooks,
+        sources,
     ) as runtime:
         yield runtime
 
@@ -96,14 +100,17 @@ async def assemble(
     settings: Settings,
     agents: AgentSource,
     hooks: object | None = None,
+    sources: Mapping[str, SourcePolicy] | None = None,
     *,
     inline: bool = False,
     at: Callable[[str], object] | None = None,
 ) -> AsyncGenerator[Runtime]:
     """The same from parts; `inline` and `at` are for simulation, as in `open_writer`."""
-    settings = check_settings(settings)
+    settings, sources = check_settings(settings), dict(sources or {})
+    for policy in sources.values():
+        check_policy(policy.busy, policy.debounce_s)
     body_error: BaseException | None = None
-    serving = _Serving(settings)
+    serving = _Serving(settings, sources)
     try:
         async with trio.open_nursery() as nursery:
             parts = (open_engine, clock, ids, agents, hooks)
@@ -138,8 +145,9 @@ class _Serving:
     needed for an orderly end.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, sources: Mapping[str, SourcePolicy]) -> None:
         self._settings = settings
+        self._sources = sources
         self._asked = trio.Event()
         self._ended = trio.Event()
         self._cancelled = False
@@ -193,7 +201,7 @@ class _Serving:
         settings = self._settings
         async with trio.open_nursery() as nursery:
             directory = Directory(surroundings, nursery)
-            runtime = Runtime(directory, surroundings, settings)
+            runtime = Runtime(directory, surroundings, settings, self._sources)
             try:
                 await _recover(directory, surroundings.writer, settings)
                 keep = partial(

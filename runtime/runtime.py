@@ -21,6 +21,7 @@ from ..actors.compression import Compression
 from ..actors.directory import DirectoryStatistics
 from ..actors.line import Interrupt, RuntimeClosedError, Submit
 from ..actors.messages import Inbound, user_draft
+from ..actors.reception import BUSY_POLICIES, SourcePolicy
 from ..actors.slots import SlotStatistics
 from ..actors.writer import WriterStatistics
 from ..storage.edge import check_count, check_draft, check_json, check_name, check_session_id
@@ -30,19 +31,22 @@ from .reading import Sessions
 from .submission import Interruption, Submission
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
     from ..actors.compression import Summarise
     from ..actors.directory import Directory
     from ..actors.events import Position, Subscription
     from ..actors.finalize import Finalized
     from ..actors.line import Accepted, Operate, Surroundings
+    from ..actors.reception import Busy
     from ..actors.replies import Reply
     from .settings import Settings
 
 T = TypeVar("T")
 
 _KEY_BYTES_MAX = 1024
+_DEBOUNCE_S_MAX = 3600.0
+_QUEUE = SourcePolicy()
 _ANY_UID = Uid("0" * 32)
 
 
@@ -68,9 +72,14 @@ class Runtime:
     """Many sessions, one pen. Made by `open_runtime`."""
 
     def __init__(
-        self, directory: Directory, surroundings: Surroundings, settings: Settings
+        self,
+        directory: Directory,
+        surroundings: Surroundings,
+        settings: Settings,
+        sources: Mapping[str, SourcePolicy],
     ) -> None:
         self._directory = directory
+        self._sources = sources
         self._surroundings = surroundings
         self._settings = settings
         self.sessions = Sessions(surroundings.writer)
@@ -78,29 +87,45 @@ class Runtime:
     # Messages ----------------------------------------------------------------------------------
 
     async def submit(
-        self, key: str, message: str | Inbound, *, busy: Literal["queue"] = "queue"
+        self,
+        key: str,
+        message: str | Inbound,
+        *,
+        busy: Busy | None = None,
+        debounce_s: float | None = None,
     ) -> Submission:
         """Hand a message to a conversation; it is durable when this returns.
 
-        A busy session queues it. A message that was here before (same source and inbound id)
-        starts no second turn: the submission follows the first one's, also after a restart; a turn
-        that a crash cut is resumed. Raises `InvalidContentError`, `SessionBusyError` when too many
-        wait, `ConflictError` for a known inbound id with other content or another key,
-        `StorageUnavailableError` and `RuntimeClosedError`. Cancelled, the message may be stored or
-        not: send it again under the same inbound id.
+        A busy session does with it what `busy` says, or the policy of its source: `queue`,
+        `collect`, `steer`, `interrupt`, `latest` or `reject`; `disposition` tells. A message that
+        was here before (same source and inbound id) starts no second turn: the submission follows
+        the first one's, also after a restart; a turn that a crash cut is resumed. Raises
+        `InvalidContentError`, `SessionBusyError` when too many wait, `ConflictError` for a known
+        inbound id with other content or another key, `StorageUnavailableError` and
+        `RuntimeClosedError`. Cancelled, the message may be stored or not: send it again under the
+        same inbound id.
         """
-        accepted = await self._submit(key, message, busy, self._fresh_turn_id())
+        accepted = await self._submit(key, message, self._fresh_turn_id(), busy, debounce_s)
         await accepted.durable()
         return Submission(self._directory, SessionKey(key), accepted)
 
     async def _submit(
-        self, key: str, message: str | Inbound, busy: str, turn_id: TurnId
+        self,
+        key: str,
+        message: str | Inbound,
+        turn_id: TurnId,
+        busy: Busy | None = None,
+        debounce_s: float | None = None,
     ) -> Accepted:
         inbound = Inbound(text=message) if isinstance(message, str) else message
-        if busy != "queue":
-            raise InvalidContentError("busy", f"{busy!r} is not known", hint="use queue")
         checked = SessionKey(check_key(key))
         submit = _checked(inbound, source_of(key), self._surroundings.ids.fresh, turn_id)
+        policy = self._sources.get(submit.source, _QUEUE)
+        submit = submit._replace(
+            busy=policy.busy if busy is None else busy,
+            debounce_s=policy.debounce_s if debounce_s is None else debounce_s,
+        )
+        check_policy(submit.busy, submit.debounce_s)
         return await self._directory.ask(checked, source_of(key), submit)
 
     async def ask(
@@ -108,16 +133,18 @@ class Runtime:
         key: str,
         message: str | Inbound,
         *,
+        busy: Busy | None = None,
+        debounce_s: float | None = None,
         on_cancel: Literal["leave", "interrupt"] = "leave",
     ) -> Reply:
-        """Submit and wait for the reply.
+        """Submit and wait for the reply. Raises `SessionBusyError` if the message was rejected.
 
         Cancelling it leaves the turn running, unless `on_cancel` says that it is interrupted.
         """
         _check_outside(key, "ask")
         turn_id = self._fresh_turn_id()
         try:
-            accepted = await self._submit(key, message, "queue", turn_id)
+            accepted = await self._submit(key, message, turn_id, busy, debounce_s)
             # The reply of a started turn stands behind its acceptance: one wait is enough.
             if accepted.disposition != "started":
                 await accepted.durable()
@@ -295,6 +322,16 @@ class Runtime:
 
 
 # The edge ------------------------------------------------------------------------------------
+
+
+def check_policy(busy: object, debounce_s: object) -> None:
+    """Raise unless it is a policy of ours."""
+    if busy not in BUSY_POLICIES:
+        hint = f"use one of {', '.join(BUSY_POLICIES)}"
+        raise InvalidContentError("busy", f"{busy!r} is no policy", hint=hint)
+    if not isinstance(debounce_s, int | float) or not 0 <= debounce_s <= _DEBOUNCE_S_MAX:
+        hint = f"give seconds, from 0 to {_DEBOUNCE_S_MAX:g}"
+        raise InvalidContentError("debounce_s", f"{debounce_s!r} is no time to wait", hint=hint)
 
 
 def check_key(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import trio
 
@@ -61,8 +61,11 @@ class Submission:
         return self._accepted.turn_id
 
     @property
-    def disposition(self) -> Disposition:
-        """What was done with the message: `started`, or `queued` behind others."""
+    def disposition(self) -> Disposition | Literal["rejected"]:
+        """What was done with the message: `started`; `queued` behind others, perhaps in their
+        place (`superseded`); `merged` into a turn that waits, or to be `steered` into the one that
+        runs; or `rejected`, and then nothing of it is stored.
+        """
         return self._accepted.disposition
 
     @property

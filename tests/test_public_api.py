@@ -44,6 +44,7 @@ EXPORTED = {
     "SessionSettings",
     "Settings",
     "SettingsError",
+    "SourcePolicy",
     "StaleError",
     "StorageUnavailableError",
     "Streaming",

@@ -20,6 +20,7 @@ from .actors.line import (
     TurnPendingError,
 )
 from .actors.messages import Inbound
+from .actors.reception import SourcePolicy
 from .actors.replies import Reply
 from .actors.tickets import Ticket
 from .actors.turn import Streaming, Turn
@@ -93,6 +94,7 @@ __all__ = [
     "SessionSettings",
     "Settings",
     "SettingsError",
+    "SourcePolicy",
     "StaleError",
     "StorageUnavailableError",
     "Streaming",

@@ -1,0 +1,185 @@
+"""Reception: what a session does with an inbound message, by the policy of whoever sent it.
+
+| policy      | idle    | while a turn runs, or messages wait                                     |
+| ----------- | ------- | ----------------------------------------------------------------------- |
+| `queue`     | started | queued behind the others                                                |
+| `collect`   | started | merged into the turn that waits last, or queued if none does            |
+| `steer`     | started | handed to the running turn at its next gate; if it ends first, queued   |
+| `interrupt` | started | the running turn is stopped, and this one is next                       |
+| `latest`    | started | takes the place of all that wait; the running turn goes on              |
+| `reject`    | started | rejected: nothing of it is stored, not even its id                      |
+
+Keeps: accepting is one unit; idle, accepting, starting and the user's row are the same one. What
+waits is bounded, and a full line pushes back. A message that gives way ends as interrupted, with
+the cause `superseded`, durably: nobody who waits for its reply waits for ever.
+
+With a debounce a collected turn starts only when nothing more has come for that long.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import trio
+from msgspec import Struct
+
+from ..storage.commands import AcceptInbound, OpenTurn
+from ..storage.units import Durable
+from .line import Accepted, Said, SessionBusyError, Waiting
+from .mailbox import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..storage.commands import AnyCommand
+    from ..storage.identity import TurnId
+    from ..storage.records import Disposition
+    from ..storage.units import Receipt
+    from .line import Submit
+    from .replies import Reply
+    from .session import Session
+
+Busy: TypeAlias = Literal["queue", "collect", "steer", "interrupt", "latest", "reject"]
+BUSY_POLICIES: tuple[Busy, ...] = get_args(Busy)
+
+
+class SourcePolicy(Struct, frozen=True, kw_only=True):
+    """How messages of one source are taken, unless the call says otherwise."""
+
+    busy: Busy = "queue"
+    debounce_s: float = 0.0
+    """With `collect`: a turn starts when nothing more has come for this long."""
+
+
+def accept(session: Session, submit: Submit) -> Accepted:
+    """Take a message in; with room in hand and no checkpoint."""
+    line, waiting = session.line, session.waiting
+    said = Said(submit.source, submit.inbound_id, submit.inbound.body())
+    busy = session.turn is not None or bool(waiting)
+    if busy and submit.busy == "reject":
+        return _rejected(session, submit)
+    if submit.busy == "collect" and waiting and waiting[-1].attempt == 1:
+        return _merge(session, submit, said)
+    if submit.busy == "steer" and session.turn is not None and not session.turn.done:
+        return _steer(session, submit, said)
+    superseded: list[TurnId] = []
+    if submit.busy == "latest":
+        superseded = [one.turn_id for one in waiting if one.attempt == 1]
+    if len(waiting) - len(superseded) >= session.settings.waiting_per_key_max:
+        raise SessionBusyError(session.key, 1.0, why=f"{len(waiting)} messages wait already")
+    debounce_s = submit.debounce_s if submit.busy == "collect" else 0.0
+    start = session.may_start and debounce_s <= 0 and session.surroundings.slots.take()
+    disposition: Disposition = "started" if start else "superseded" if superseded else "queued"
+    opened = (
+        OpenTurn(turn_id=submit.turn_id, key=line.key, at_ms=session.scribe.now()),
+        _acceptance(session, submit, said, submit.turn_id, disposition, keep=not start),
+    )
+    reply = line.reply_of(submit.turn_id)
+    if submit.repeatable:
+        session.accepting.note(line.key, submit)
+    turn = Waiting(submit.turn_id, (said,), not_before_s=trio.current_time() + debounce_s)
+    try:
+        if start:
+            running = session.start(turn, opened)
+            return Accepted(submit.turn_id, "started", 0, running.accepted.wait, reply)
+        ticket = session.scribe.note(opened, then=_announcing(session, submit))
+    except BaseException:
+        if start and session.turn is None:
+            session.surroundings.slots.give_back()
+        line.replies.pop(submit.turn_id, None)
+        session.accepting.forget(submit.source, submit.inbound_id)
+        raise
+    for turn_id in superseded:
+        session.take_back(turn_id, "superseded")
+    turn = turn._replace(ticket=ticket)
+    if submit.busy == "interrupt":
+        waiting.appendleft(turn)
+        session.interrupt("superseded")
+    else:
+        waiting.append(turn)
+    session.surroundings.counters.turns_queued += 1
+    session.go_on()
+    return Accepted(submit.turn_id, disposition, len(waiting), ticket.durable, reply)
+
+
+def _acceptance(
+    session: Session,
+    submit: Submit,
+    said: Said,
+    turn_id: TurnId,
+    disposition: Disposition,
+    *,
+    keep: bool,
+) -> AcceptInbound:
+    return AcceptInbound(
+        source=submit.source,
+        inbound_id=submit.inbound_id,
+        key=session.line.key,
+        turn_id=turn_id,
+        disposition=disposition,
+        digest=submit.digest,
+        at_ms=session.scribe.now(),
+        body=said.body if keep else None,
+    )
+
+
+def _announcing(session: Session, submit: Submit) -> Callable[[Receipt], None]:
+    def received(receipt: Receipt) -> None:
+        if isinstance(receipt, Durable):
+            session.line.stream.publish("turn.queued", turn_id=submit.turn_id)
+        else:
+            session.accepting.forget(submit.source, submit.inbound_id)
+
+    return received
+
+
+def _rejected(session: Session, submit: Submit) -> Accepted:
+    reply: Answer[Reply] = Answer()
+    reply.fail(SessionBusyError(session.key, 1.0, why="it is busy, and the message may not wait"))
+    return Accepted(submit.turn_id, "rejected", 0, trio.lowlevel.checkpoint, reply)
+
+
+def _merge(session: Session, submit: Submit, said: Said) -> Accepted:
+    """One more message for the turn that waits last."""
+    before = session.waiting[-1]
+    if sum(len(one.said) for one in session.waiting) >= session.settings.waiting_per_key_max:
+        raise SessionBusyError(session.key, 1.0, why="too many messages wait already")
+    turn_id = before.turn_id
+    command: AnyCommand = _acceptance(session, submit, said, turn_id, "merged", keep=True)
+
+    def without(waiting: Waiting) -> Waiting:
+        kept = tuple(one for one in waiting.said if one is not said)
+        return waiting._replace(said=kept, ticket=before.ticket)
+
+    def received(receipt: Receipt) -> None:
+        if not isinstance(receipt, Durable):
+            session.accepting.forget(submit.source, submit.inbound_id)
+            session.replace_waiting(turn_id, without)
+
+    ticket = session.scribe.note((command,), then=received)
+    if submit.repeatable:
+        session.accepting.note(session.line.key, submit._replace(turn_id=turn_id))
+    not_before_s = trio.current_time() + submit.debounce_s
+    session.waiting[-1] = before._replace(
+        said=(*before.said, said), ticket=ticket, not_before_s=not_before_s
+    )
+    reply = session.line.reply_of(turn_id)
+    return Accepted(turn_id, "merged", len(session.waiting), ticket.durable, reply)
+
+
+def _steer(session: Session, submit: Submit, said: Said) -> Accepted:
+    """A turn of its own that waits for nothing but a gate of the running one.
+
+    So that nothing is lost if that one ends first: then it is simply the next.
+    """
+    assert session.turn is not None
+    opened = (
+        OpenTurn(turn_id=submit.turn_id, key=session.line.key, at_ms=session.scribe.now()),
+        _acceptance(session, submit, said, submit.turn_id, "steered", keep=True),
+    )
+    reply = session.line.reply_of(submit.turn_id)
+    ticket = session.scribe.note(opened, then=_announcing(session, submit))
+    if submit.repeatable:
+        session.accepting.note(session.line.key, submit)
+    session.turn.steering.append(Waiting(submit.turn_id, (said,), ticket=ticket))
+    return Accepted(submit.turn_id, "steered", 0, ticket.durable, reply)

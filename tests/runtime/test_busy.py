@@ -1,0 +1,305 @@
+"""Busy policies: what becomes of a message that meets a session at work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+import trio.testing
+
+from onepen import (
+    Inbound,
+    InvalidContentError,
+    SessionBusyError,
+    SessionSettings,
+    Settings,
+    SourcePolicy,
+    open_runtime,
+)
+
+from ..contract.agents import call, query, result, sound, texts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from onepen import Runtime, Turn
+
+KEY = "test:dm:1"
+
+
+class Desk:
+    """An agent whose turns go on when they are told to."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.steered: list[str] = []
+        self.began = trio.Event()
+        self.let_go = trio.Event()
+
+    async def run(self, turn: Turn) -> str:
+        self.order.append(turn.text)
+        self.began.set()
+        if turn.text.startswith("slow"):
+            await self.let_go.wait()
+        self.steered += await turn.steering()
+        return f"re: {turn.text}"
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "chat.db"
+
+
+@pytest.fixture
+async def runtime(path: Path, desk: Desk) -> AsyncGenerator[Runtime]:
+    async with open_runtime(path, agent=desk) as runtime:
+        yield runtime
+    sound(path)
+
+
+async def _begin(runtime: Runtime, desk: Desk) -> Any:
+    first = await runtime.submit(KEY, "slow")
+    await desk.began.wait()
+    return first
+
+
+@pytest.mark.parametrize("busy", ["queue", "collect", "steer", "interrupt", "latest", "reject"])
+async def test_an_idle_session_starts_whatever_the_policy(runtime: Runtime, busy: Any) -> None:
+    submission = await runtime.submit(KEY, "hello", busy=busy)
+    assert submission.disposition == "started"
+    assert (await submission.reply()).text == "re: hello"
+
+
+async def test_collected_messages_are_one_turn_with_a_row_each(
+    runtime: Runtime, desk: Desk
+) -> None:
+    """The first that waits opens the turn, the others are merged into it; one reply for all."""
+    await _begin(runtime, desk)
+    said = [await runtime.submit(KEY, text, busy="collect") for text in ("one", "two", "three")]
+    assert [one.disposition for one in said] == ["queued", "merged", "merged"]
+    assert len({one.turn_id for one in said}) == 1
+    desk.let_go.set()
+    assert {(await one.reply()).text for one in said} == {"re: one\ntwo\nthree"}
+    assert desk.order == ["slow", "one\ntwo\nthree"]
+    assert await texts(runtime) == ["slow", "re: slow", "one", "two", "three", said_text(desk)]
+
+
+def said_text(desk: Desk) -> str:
+    return f"re: {desk.order[-1]}"
+
+
+async def test_collected_messages_survive_a_restart_as_one_turn(path: Path, desk: Desk) -> None:
+    """A7, B12: in order; a repeat of a merged one follows that turn."""
+    async with open_runtime(path, agent=desk) as runtime:
+        await _begin(runtime, desk)
+        for number in range(3):
+            inbound = Inbound(f"part {number}", id=f"u{number}")
+            await runtime.submit(KEY, inbound, busy="collect")
+    after = Desk()
+    async with open_runtime(path, agent=after) as runtime:
+        repeat = await runtime.submit(KEY, Inbound("part 1", id="u1"))
+        assert (await repeat.reply()).text == "re: part 0\npart 1\npart 2"
+        assert repeat.repeated
+        assert after.order == ["part 0\npart 1\npart 2"]
+    sound(path)
+
+
+async def test_a_debounced_turn_waits_until_nothing_more_comes(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Also on an idle session; each message begins the wait anew."""
+    from ..actors.test_directory import inline
+
+    desk = Desk()
+    async with inline(path, desk) as runtime:
+        start = trio.current_time()
+        first = await runtime.submit(KEY, "one", busy="collect", debounce_s=5)
+        assert first.disposition == "queued"
+        await trio.sleep(4)
+        second = await runtime.submit(KEY, "two", busy="collect", debounce_s=5)
+        assert second.disposition == "merged"
+        await trio.sleep(4)
+        assert desk.order == []
+        assert (await second.reply()).text == "re: one\ntwo"
+        assert 9 <= trio.current_time() - start < 10
+    sound(path)
+
+
+async def test_an_interrupting_message_is_next(runtime: Runtime, desk: Desk) -> None:
+    """The running turn ends as superseded, with an empty text; what waited stays behind it."""
+    first = await _begin(runtime, desk)
+    waiting = await runtime.submit(KEY, "waits")
+    urgent = await runtime.submit(KEY, "stop that", busy="interrupt")
+    reply = await first.reply()
+    assert (reply.text, reply.outcome.kind, reply.outcome.cause) == (
+        "",
+        "interrupted",
+        "superseded",
+    )
+    assert (await urgent.reply()).text == "re: stop that"
+    assert (await waiting.reply()).text == "re: waits"
+    assert desk.order == ["slow", "stop that", "waits"]
+
+
+async def test_the_latest_takes_the_place_of_what_waits(
+    runtime: Runtime, desk: Desk, path: Path
+) -> None:
+    """Those end as superseded, durably; the running turn goes on."""
+    first = await _begin(runtime, desk)
+    old = [await runtime.submit(KEY, text) for text in ("one", "two")]
+    latest = await runtime.submit(KEY, "three", busy="latest")
+    assert latest.disposition == "superseded"
+    for one in old:
+        outcome = (await one.reply()).outcome
+        assert (outcome.kind, outcome.cause) == ("interrupted", "superseded")
+        assert (await runtime.sessions.turn(one.turn_id)).outcome == outcome
+    desk.let_go.set()
+    assert (await first.reply()).text == "re: slow"
+    assert (await latest.reply()).text == "re: three"
+    assert desk.order == ["slow", "three"]
+    assert query(path, "SELECT count(*) FROM inbox WHERE body IS NOT NULL") == [(0,)]
+
+
+async def test_a_rejected_message_leaves_nothing_behind(
+    runtime: Runtime, desk: Desk, path: Path
+) -> None:
+    """Not even its id: sent again later, it starts."""
+    await _begin(runtime, desk)
+    inbound = Inbound("not now", id="u1")
+    submission = await runtime.submit(KEY, inbound, busy="reject")
+    assert submission.disposition == "rejected"
+    with pytest.raises(SessionBusyError):
+        await submission.reply()
+    with pytest.raises(SessionBusyError):
+        await runtime.ask(KEY, inbound, busy="reject")
+    assert query(path, "SELECT count(*) FROM inbox") == [(1,)]
+    desk.let_go.set()
+    assert (await runtime.ask(KEY, inbound)).text == "re: not now"
+
+
+async def test_a_steered_message_comes_into_the_running_turn(
+    runtime: Runtime, desk: Desk, path: Path
+) -> None:
+    """As a row of that turn, behind what it has said; both submissions get its reply."""
+    first = await _begin(runtime, desk)
+    steered = await runtime.submit(KEY, "shorter, please", busy="steer")
+    assert steered.disposition == "steered"
+    desk.let_go.set()
+    replies = [await one.reply() for one in (first, steered)]
+    assert [reply.turn_id for reply in replies] == [first.turn_id] * 2
+    assert desk.steered == ["shorter, please"]
+    assert await texts(runtime) == ["slow", "shorter, please", "re: slow"]
+    rows = query(path, "SELECT count(DISTINCT turn) FROM messages")
+    assert rows == [(1,)]
+
+
+async def test_a_message_that_finds_no_gate_is_a_turn_of_its_own(path: Path) -> None:
+    """Nothing is lost if the running turn ends first."""
+    began, let_go = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        if turn.text == "slow":
+            began.set()
+            await let_go.wait()
+        return f"re: {turn.text}"
+
+    async with open_runtime(path, agent=agent) as runtime:
+        await runtime.submit(KEY, "slow")
+        await began.wait()
+        steered = await runtime.submit(KEY, "too late", busy="steer")
+        let_go.set()
+        assert (await steered.reply()).text == "re: too late"
+        assert await texts(runtime) == ["slow", "re: slow", "too late", "re: too late"]
+    sound(path)
+
+
+async def test_steering_never_stands_between_a_call_and_its_result(path: Path) -> None:
+    """A10: it waits behind the results."""
+    began, let_go = trio.Event(), trio.Event()
+    heard: list[tuple[str, ...]] = []
+
+    async def agent(turn: Turn) -> str:
+        await turn.append(call("c1"))
+        began.set()
+        await let_go.wait()
+        heard.append(await turn.steering())
+        await turn.append(result("c1"))
+        heard.append(await turn.steering())
+        return "done"
+
+    async with open_runtime(path, agent=agent) as runtime:
+        first = await runtime.submit(KEY, "go")
+        await began.wait()
+        await runtime.submit(KEY, "and hurry", busy="steer")
+        let_go.set()
+        await first.reply()
+        assert await texts(runtime) == ["go", None, "found", "and hurry", "done"]
+    assert heard == [(), ("and hurry",)]
+    sound(path)
+
+
+async def test_a_repeat_of_a_steered_message_gets_the_reply_of_its_turn(path: Path) -> None:
+    """A7: while it runs, when it has ended, and after a restart."""
+    desk, inbound = Desk(), Inbound("shorter", id="u1")
+    async with open_runtime(path, agent=desk) as runtime:
+        first = await _begin(runtime, desk)
+        steered = await runtime.submit(KEY, inbound, busy="steer")
+        repeat = await runtime.submit(KEY, inbound)
+        assert (repeat.turn_id, repeat.disposition) == (steered.turn_id, "steered")
+        desk.let_go.set()
+        assert (await repeat.reply()).text == "re: slow"
+        assert (await runtime.ask(KEY, inbound)).turn_id == first.turn_id
+    async with open_runtime(path, agent=desk) as runtime:
+        assert (await runtime.ask(KEY, inbound)).text == "re: slow"
+        assert desk.order == ["slow"]
+    sound(path)
+
+
+async def test_a_source_has_its_own_policy_and_a_call_beats_it(path: Path) -> None:
+    desk = Desk()
+    sources = {"test": SourcePolicy(busy="reject")}
+    async with open_runtime(path, agent=desk, sources=sources) as runtime:
+        await _begin(runtime, desk)
+        assert (await runtime.submit(KEY, "one")).disposition == "rejected"
+        other = Inbound("two", source="other")
+        assert (await runtime.submit(KEY, other)).disposition == "queued"
+        assert (await runtime.submit(KEY, "three", busy="queue")).disposition == "queued"
+        desk.let_go.set()
+    with pytest.raises(InvalidContentError):
+        wrong = SourcePolicy(busy="whenever")  # type: ignore[arg-type]
+        async with open_runtime(path, agent=desk, sources={"test": wrong}):
+            pytest.fail("opened")
+
+
+async def test_a_policy_that_nobody_knows_is_refused(runtime: Runtime) -> None:
+    wrong: list[Any] = ["sometimes", None.__class__, 5]
+    for busy in wrong:
+        with pytest.raises(InvalidContentError):
+            await runtime.submit(KEY, "hello", busy=busy)
+    for debounce in (-1, float("inf"), "soon"):
+        with pytest.raises(InvalidContentError):
+            await runtime.submit(KEY, "hello", busy="collect", debounce_s=debounce)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("busy", ["queue", "collect"])
+async def test_a_full_line_pushes_back(path: Path, busy: Any) -> None:
+    """INV-14: by messages, also where they are collected into one turn."""
+    desk = Desk()
+    settings = Settings(sessions=SessionSettings(waiting_per_key_max=3))
+    async with open_runtime(path, agent=desk, settings=settings) as runtime:
+        await _begin(runtime, desk)
+        for number in range(3):
+            await runtime.submit(KEY, f"{number}", busy=busy)
+        with pytest.raises(SessionBusyError):
+            await runtime.submit(KEY, "one too many", busy=busy)
+        latest = await runtime.submit(KEY, "instead", busy="latest")
+        desk.let_go.set()
+        assert (await latest.reply()).text == "re: instead"
+    sound(path)
