@@ -78,6 +78,10 @@ async def take_report(
     turn, outcome = running.turn, result.outcome
     await session.scribe.wait_released()
     aligned = align(report, turn.as_attempt())
+    if result.report is None and aligned.rewrite and not aligned.sure:
+        # From `unsaved()`, and nothing in it says that it is this conversation's.
+        session.surroundings.counters.report_rows_dropped += len(report)
+        return outcome, ()
     for draft in aligned.new:
         check_draft(draft)
     if result.session_id not in (None, turn.session_id, running.session_id):

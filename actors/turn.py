@@ -196,7 +196,7 @@ class Turn:
         brought = [draft.uid for draft in drafts if draft.uid not in made]
         if brought:
             self._check_same(drafts)
-        await self._post(await self.not_stored(drafts, brought))
+        await self._post(await self.not_stored(drafts, brought, exact=True))
         return drafts
 
     async def say(self, text: str) -> None:
@@ -416,12 +416,13 @@ class Turn:
     # For the session ---------------------------------------------------------------------------
 
     async def not_stored(
-        self, drafts: tuple[Draft, ...], brought: Sequence[Uid]
+        self, drafts: tuple[Draft, ...], brought: Sequence[Uid], *, exact: bool = False
     ) -> tuple[Draft, ...]:
         """Those that are not stored; `brought` are the uids that were not given out just now.
 
         One that is no longer in the transcript (rotated away, summarised, rewound) is stored all
-        the same. Raises `ConflictError` for a message of another conversation.
+        the same. Raises `ConflictError` for a message of another conversation, and with `exact` for
+        other content under a stored uid: a report may repeat a message in short.
         """
         page = self._scribe.page
         unknown = [uid for uid in brought if not page.has(uid) and uid not in self._posted]
@@ -441,16 +442,21 @@ class Turn:
             return found
 
         stored = await self._scribe.writer.read(look)
+        for draft in drafts:
+            message = stored.get(draft.uid)
+            if exact and message is not None and not same_message(message, draft):
+                raise ConflictError(f"message {draft.uid}", message.role, draft.role)
         return tuple(draft for draft in drafts if draft.uid not in stored)
 
     def _check_same(self, drafts: tuple[Draft, ...]) -> None:
         """The same uid with other content is another message under a stolen name."""
-        page = self._scribe.page
+        page, seen = self._scribe.page, dict[Uid, Draft]()
         for draft in drafts:
+            known: Draft = seen.setdefault(draft.uid, draft)
             if page.has(draft.uid):
-                stored = page.messages[page.index_of(draft.uid)]
-                if not same_message(stored, draft):
-                    raise ConflictError(f"message {draft.uid}", stored.seq, draft.role)
+                known = page.messages[page.index_of(draft.uid)]
+            if not same_message(known, draft):
+                raise ConflictError(f"message {draft.uid}", known.role, draft.role)
 
     def _not_posted(self, drafts: Iterable[Draft]) -> list[Draft]:
         """Each message once, as it stands in this very moment."""

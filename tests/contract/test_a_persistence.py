@@ -359,6 +359,43 @@ async def test_a_message_of_another_conversation_is_a_conflict(tmp_path: Path) -
     sound(path)
 
 
+@pytest.mark.parametrize("how", ["twice in one call", "rotated", "compacted", "rewound"])
+async def test_other_content_under_a_uid_is_a_conflict_wherever_the_message_is(
+    tmp_path: Path, how: str
+) -> None:
+    """A3: in the same call, and when the message has left the transcript."""
+    path, agent = tmp_path / "chat.db", Switchboard()
+    one = Draft(uid=_uid(1), role="assistant", text="one " + LONG)
+    other = Draft(uid=_uid(1), role="assistant", text="other")
+
+    async def first(turn: Turn) -> str:
+        await turn.append(one)
+        return "answer"
+
+    async def second(turn: Turn) -> str:
+        with pytest.raises(ConflictError):
+            await turn.append(*((one, other) if how == "twice in one call" else (other,)))
+        return "second answer"
+
+    async with open_runtime(path, agent=agent) as runtime:
+        if how != "twice in one call":
+            agent.next = first
+            await runtime.ask(KEY, "go")
+        match how:
+            case "rotated":
+                await runtime.rotate(KEY, "summary")
+            case "compacted":
+                await runtime.compact(KEY, "summary")
+            case "rewound":
+                await runtime.rewind(KEY)
+            case _:
+                pass
+        agent.next = second
+        assert (await runtime.ask(KEY, "again")).text == "second answer"
+    assert query(path, "SELECT count(*) FROM messages WHERE text = 'other'") == [(0,)]
+    sound(path)
+
+
 # A4 ------------------------------------------------------------------------------------------
 
 

@@ -357,6 +357,38 @@ async def test_a_turn_that_rotates_or_compacts_keeps_the_agent(tmp_path: Path) -
         assert runtime.statistics().counters["reloads"] == 0
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_a_failing_agent_still_has_of_elsewhere_stays_out(
+    tmp_path: Path, *, shared: bool
+) -> None:
+    """H1: it fails before it begins, and offers the last session's messages as unsaved."""
+
+    class Failing:
+        messages: list[dict[str, str]]
+
+        async def run(self, turn: Turn) -> str:
+            if turn.text == "boom":
+                raise ValueError("before it has begun")
+            self.messages = [
+                {"role": "user", "content": turn.text},
+                {"role": "assistant", "content": "a secret"},
+            ]
+            return "ok"
+
+        def unsaved(self) -> list[dict[str, str]]:
+            return self.messages
+
+    agent = Failing()
+    given: dict[str, Any] = {"agent": agent} if shared else {"factory": lambda _: agent}
+    async with open_runtime(tmp_path / "x.db", **given) as runtime:
+        await runtime.ask(KEY, "elsewhere")
+        other = "test:other" if shared else KEY
+        await runtime.switch(other, "B")
+        assert (await runtime.ask(other, "boom")).outcome.kind == "failed"
+        assert await texts(runtime, "B") == ["boom"]
+        assert runtime.statistics().counters["report_rows_dropped"] == 2
+
+
 # H3 and H4 -------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from onepen import (
 )
 
 from ..contract.agents import call, query, result, sound, texts
+from .scripted import inline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -115,8 +116,6 @@ async def test_a_debounced_turn_waits_until_nothing_more_comes(
     path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Also on an idle session; each message begins the wait anew."""
-    from ..actors.test_directory import inline
-
     desk = Desk()
     async with inline(path, desk) as runtime:
         start = trio.current_time()
