@@ -379,7 +379,11 @@ async def test_what_a_failing_agent_still_has_of_elsewhere_stays_out(
             return self.messages
 
     agent = Failing()
-    given: dict[str, Any] = {"agent": agent} if shared else {"factory": lambda _: agent}
+
+    def factory(_: SessionInfo) -> Failing:
+        return agent
+
+    given: dict[str, Any] = {"agent": agent} if shared else {"factory": factory}
     async with open_runtime(tmp_path / "x.db", **given) as runtime:
         await runtime.ask(KEY, "elsewhere")
         other = "test:other" if shared else KEY

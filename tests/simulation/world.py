@@ -37,6 +37,7 @@ from ..actors.fixtures import StillClock
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from onepen import Reply, Submission
     from onepen.actors.directory import Directory
     from onepen.runtime.runtime import Runtime
 
@@ -122,6 +123,10 @@ async def agent(turn: Any) -> str | None:
         for number in range(4):
             await turn.append(f"part {number} of {name}")
             await trio.lowlevel.checkpoint()
+    elif kind == "gates":
+        for _ in range(3):
+            await turn.steering()
+            await trio.lowlevel.checkpoint()
     elif kind == "slow":
         await trio.sleep(30)
     elif kind == "fail":
@@ -134,7 +139,20 @@ async def summarise(history: Sequence[object]) -> str:
     return f"summary of {len(history)}"
 
 
-KINDS = ("plain", "many", "tools", "open", "rotate", "compact", "beside", "stream", "slow", "fail")
+KINDS = (
+    "plain",
+    "gates",
+    "many",
+    "tools",
+    "open",
+    "rotate",
+    "compact",
+    "beside",
+    "stream",
+    "slow",
+    "fail",
+)
+BUSY = ("queueing", "collect", "steer", "interrupting", "latest", "reject")
 OPERATIONS = (
     "rotate",
     "compact",
@@ -162,6 +180,8 @@ class World:
         self.foreign: set[str] = set()
         self.reloads = 0
         self.refused: list[OnepenError] = []
+        self.submissions: list[Submission] = []
+        self.replies: list[tuple[Submission, Reply]] = []
         self.runtime: Runtime
         self._texts = 0
         self._first: dict[str, SessionId] = {}
@@ -191,6 +211,11 @@ class World:
             async with trio.open_nursery() as nursery:
                 for number, lane in enumerate(program):
                     nursery.start_soon(self._lane, number, lane, name=f"lane {number}")
+            for submission in self.submissions:  # INV-15: each of them ends, in whatever way
+                try:
+                    self.replies.append((submission, await submission.reply()))
+                except OnepenError as error:
+                    self.refused.append(error)
             for key in sorted(self.foreign):  # an actor finds out by its next turn
                 await self._lane(len(program), [Step("ask", SessionKey(key))])
             counters = runtime.statistics().counters
@@ -232,6 +257,14 @@ class World:
                         nursery.start_soon(runtime.ask, key, text)
                         await trio.lowlevel.checkpoint()
                         scope.cancel()
+            case "queueing" | "collect" | "steer" | "interrupting" | "latest" | "reject":
+                busy: Any = {"interrupting": "interrupt", "queueing": "queue"}.get(
+                    step.name, step.name
+                )
+                submission = await runtime.submit(key, text, busy=busy)
+                self.submissions.append(submission)
+                if submission.disposition != "rejected":
+                    self.account.accept(text, submission.turn_id)
             case "interrupt":
                 runtime.interrupt(key)
             case "evict":
@@ -367,6 +400,8 @@ def check_world(
                 turn = reader.turn(turn_id)
                 assert turn is not None, f"{text} was accepted and is gone"
                 waits = turn.state == "queued" or turn.session_id is None
+                if turn.outcome is not None and turn.outcome.cause == "steered":
+                    waits = False  # its row is one of the turn that it was steered into
                 assert users[text] == (0 if waits else 1), f"{text}: {turn}"
                 assert not (ended and turn.state == "running"), f"{text} is still running"
             for turn_id, text in answered.items():
@@ -431,7 +466,7 @@ def scratch() -> Generator[Path]:
 def steps(names: Sequence[str]) -> st.SearchStrategy[Step]:
     talking = st.builds(
         Step,
-        st.sampled_from(("ask", "ask", "submit", "cancelled ask")),
+        st.sampled_from(("ask", "ask", "submit", "cancelled ask", *BUSY)),
         st.sampled_from(KEYS),
         st.sampled_from(KINDS),
     )
