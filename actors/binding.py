@@ -35,6 +35,18 @@ class Binding:
         self.session_id = session_id
 
 
+@final
+class Inside:
+    """A turn, for code that it has started: whether it still runs."""
+
+    __slots__ = ("key", "over")
+
+    def __init__(self, key: SessionKey) -> None:
+        self.key = key
+        self.over = False
+
+
+inside_turn: ContextVar[Inside | None] = ContextVar("onepen_inside", default=None)
 current_binding: ContextVar[Binding | None] = ContextVar("onepen_binding", default=None)
 
 
@@ -48,4 +60,5 @@ def clean_context() -> Context:
     """A copy of the current context that belongs to no turn."""
     context = copy_context()
     context.run(current_binding.set, None)
+    context.run(inside_turn.set, None)
     return context

@@ -72,7 +72,7 @@ class DirectoryStatistics(Struct, frozen=True, kw_only=True):
 class _Entry:
     """A key that is served."""
 
-    __slots__ = ("crashes", "gone", "idle_since_s", "line", "resting_until_s", "session")
+    __slots__ = ("crashes", "gone", "idle_since_s", "line", "session", "suspended")
 
     def __init__(self, line: Line, now_s: float) -> None:
         self.line = line
@@ -80,7 +80,7 @@ class _Entry:
         self.gone = trio.Event()
         self.idle_since_s: float = now_s
         self.crashes: Crashes | None = None
-        self.resting_until_s = 0.0
+        self.suspended: Answer[object] | None = None
 
 
 @final
@@ -405,7 +405,9 @@ class Directory:
     async def _suspend(self, entry: _Entry, reason: str) -> None:
         if not entry.line.mailbox.closed:
             try:
-                await entry.line.mailbox.ask(operations.suspend(reason))
+                if entry.suspended is None:  # else a shutdown that was cut off has asked already
+                    entry.suspended = entry.line.mailbox.ask_nowait(operations.suspend(reason))
+                await entry.suspended.wait()
             except OnepenError as error:
                 logger.error("%s could not be finalized: %s", entry.line.key, error)
             entry.line.mailbox.close()

@@ -61,8 +61,9 @@ async def finalize(
         try:
             with trio.fail_after(session.settings.finalize_deadline_s):
                 return await run()
-        except trio.TooSlowError:
-            failures[name] = f"took longer than {session.settings.finalize_deadline_s:g} s"
+        except trio.TooSlowError as error:
+            limit_s = session.settings.finalize_deadline_s
+            failures[name] = str(error) or f"took longer than {limit_s:g} s"
         except BaseException as error:
             if not is_theirs(error):
                 raise

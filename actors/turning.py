@@ -22,7 +22,7 @@ from ..storage.commands import EndTurn
 from ..storage.errors import InvalidContentError, InvariantError, OnepenError, StorageError
 from ..storage.records import Draft, TurnOutcome
 from ..storage.units import Durable
-from .binding import current_binding
+from .binding import Inside, current_binding, inside_turn
 from .mailbox import Answer
 from .raised import is_theirs, ours_of, said_by
 from .replies import Reply, reply_text, storable, with_facts
@@ -246,6 +246,8 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
     turn.deadline = scope.deadline = trio.current_time() + limit_s
     running.task = trio.lowlevel.current_task()
     token = current_binding.set(session.binding)
+    inside = Inside(session.line.key)
+    inside_token = inside_turn.set(inside)
     result: Result | None = None
     agents = session.surroundings.agents
     agents.running += 1
@@ -268,6 +270,8 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
             logger.warning("the agent of %s failed", session.key, exc_info=error)
     finally:
         current_binding.reset(token)
+        inside_turn.reset(inside_token)
+        inside.over = True
         agents.running -= 1
         turn.over = running.done = True
         running.task = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final, overload
 
-from ..storage.edge import check_count, check_name
+from ..storage.edge import check_count, check_integer, check_name, check_place
 from ..storage.errors import MissingError
 from ..storage.identity import SessionId, SessionKey, TurnId
 
@@ -69,6 +69,10 @@ class Sessions:
             if value is not None:
                 _text(field, value)
         check_count("limit", limit)
+        check_place("after", after)
+        for field, time in (("since_ms", since_ms), ("until_ms", until_ms)):
+            if time is not None:
+                check_integer(field, time)
         sessions, following = await self._writer.read(
             lambda reader: reader.listing(
                 source=source,
@@ -119,6 +123,9 @@ class Sessions:
     ) -> tuple[Message, ...]:
         """The messages in reading order: all of them, or a page behind `after`."""
         wanted = SessionId(_text("session_id", session_id))
+        check_place("after", after)
+        if limit is not None:
+            check_count("limit", limit)
 
         def look(reader: Reader) -> tuple[Message, ...]:
             messages: list[Message] = []

@@ -16,7 +16,7 @@ import trio
 from msgspec import Struct
 
 from ..actors import moves, operations
-from ..actors.binding import current_session
+from ..actors.binding import inside_turn
 from ..actors.compression import Compression
 from ..actors.directory import DirectoryStatistics
 from ..actors.line import Interrupt, RuntimeClosedError, Submit
@@ -24,7 +24,14 @@ from ..actors.messages import Inbound, user_draft
 from ..actors.reception import BUSY_POLICIES, SourcePolicy
 from ..actors.slots import SlotStatistics
 from ..actors.writer import WriterStatistics
-from ..storage.edge import check_count, check_draft, check_json, check_name, check_session_id
+from ..storage.edge import (
+    check_count,
+    check_draft,
+    check_json,
+    check_name,
+    check_place,
+    check_session_id,
+)
 from ..storage.errors import InvalidContentError, OnepenError, SessionHeldError
 from ..storage.identity import SessionId, SessionKey, TurnId, Uid
 from .reading import Sessions
@@ -179,6 +186,7 @@ class Runtime:
     @asynccontextmanager
     async def events(self, key: str, after: Position | None = None) -> AsyncGenerator[Subscription]:
         """Everything that happens to a key, as a channel, from now on or from `after` on."""
+        check_place("after", after)
         subscription = await self._directory.subscribe(
             SessionKey(check_key(key)), source_of(key), None, after
         )
@@ -350,8 +358,8 @@ def check_key(key: str) -> str:
 
 def _check_outside(key: str, what: str) -> None:
     """Raise where waiting would be for ever: the turn would wait for its own end."""
-    current = current_session()
-    if current is not None and current.key == key:
+    inside = inside_turn.get()
+    if inside is not None and inside.key == key and not inside.over:
         raise InvalidContentError(
             "key",
             f"{what} is called from inside a turn of {key}, for whose end it would wait",

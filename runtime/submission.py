@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import trio
 
+from ..storage.edge import check_place
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
@@ -89,6 +91,7 @@ class Submission:
     @asynccontextmanager
     async def events(self, after: Position | None = None) -> AsyncGenerator[Subscription]:
         """The turn's events, as a channel that ends behind `turn.ended`."""
+        check_place("after", after)
         subscription = await self._directory.subscribe(
             self.key, self._source, self.turn_id, after, over=self._accepted.reply.given
         )

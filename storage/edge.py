@@ -66,7 +66,7 @@ def check_unit(unit: Unit) -> int:
     for command in unit.commands:
         size += _BASE_BYTES
         if type(command) is AppendMessages:  # by far the most frequent one; its guard was checked
-            _check_integer("base_seq", command.base_seq)
+            check_integer("base_seq", command.base_seq)
             if command.turn_id is not None:
                 _check_text("turn_id", command.turn_id, NAME_BYTES_MAX)
             size += _check_drafts("messages", command.messages)
@@ -79,13 +79,13 @@ def check_unit(unit: Unit) -> int:
 
 def _check_guard(guard: Guard) -> None:
     _check_text("guard.key", guard.key, NAME_BYTES_MAX)
-    _check_integer("guard.incarnation", guard.incarnation)
+    check_integer("guard.incarnation", guard.incarnation)
     if guard.session_id is not None:
         check_session_id(guard.session_id)
     if guard.base_seq is not None:
-        _check_integer("guard.base_seq", guard.base_seq)
+        check_integer("guard.base_seq", guard.base_seq)
     if guard.revision is not None:
-        _check_integer("guard.revision", guard.revision)
+        check_integer("guard.revision", guard.revision)
 
 
 def _check_command(command: Any) -> int:
@@ -135,14 +135,14 @@ def _check_command(command: Any) -> int:
 
 
 def _check_open_turn(command: OpenTurn) -> int:
-    _check_integer("at_ms", command.at_ms)
+    check_integer("at_ms", command.at_ms)
     return _check_name("turn_id", command.turn_id) + _check_name("key", command.key)
 
 
 def _check_accept_inbound(command: AcceptInbound) -> int:
     if command.body is not None or command.disposition not in ("started", "queued"):
         return _check_command(command)
-    _check_integer("at_ms", command.at_ms)
+    check_integer("at_ms", command.at_ms)
     return (
         _check_name("source", command.source)
         + _check_name("inbound_id", command.inbound_id)
@@ -153,8 +153,8 @@ def _check_accept_inbound(command: AcceptInbound) -> int:
 
 
 def _check_start_turn(command: StartTurn) -> int:
-    _check_integer("attempt", command.attempt)
-    _check_integer("at_ms", command.at_ms)
+    check_integer("attempt", command.attempt)
+    check_integer("at_ms", command.at_ms)
     check_session_id(command.session_id)
     return _check_name("turn_id", command.turn_id) + _BASE_BYTES
 
@@ -164,8 +164,8 @@ def _check_end_turn(command: EndTurn) -> int:
     plain = type(outcome) is TurnOutcome and outcome.kind == "answered" and outcome.detail is None
     if not plain or outcome.error is not None or outcome.cause is not None:
         return _check_command(command)
-    _check_integer("attempt", command.attempt)
-    _check_integer("at_ms", command.at_ms)
+    check_integer("attempt", command.attempt)
+    check_integer("at_ms", command.at_ms)
     size = _check_name("turn_id", command.turn_id)
     return (
         size if outcome.text is None else size + _check_text("text", outcome.text, TEXT_BYTES_MAX)
@@ -213,7 +213,7 @@ def _check_staged(message: Message, session_id: str) -> None:
         _check_text("messages.turn_id", message.turn_id, NAME_BYTES_MAX)
     for place in (message.seq, message.summarised_by, *(message.covers or ())):
         if place is not None:
-            _check_integer("messages.seq", place)
+            check_integer("messages.seq", place)
 
 
 def _check_fields(command: Any) -> int:
@@ -230,7 +230,7 @@ def _check_fields(command: Any) -> int:
         elif value is None or isinstance(value, bool | Draft):
             pass  # drafts are checked by themselves
         elif isinstance(value, int):
-            _check_integer(name, value)
+            check_integer(name, value)
         elif isinstance(value, dict):
             size += check_json(name, cast("Any", value))
         elif isinstance(value, bytes):
@@ -250,13 +250,13 @@ def _check_tokens(tokens: Tokens) -> int:
     if type(tokens) is not Tokens:
         _refuse("tokens", f"{type(tokens).__name__} is not Tokens", "give Tokens")
     for name in tokens.__struct_fields__:
-        _check_integer(f"tokens.{name}", getattr(tokens, name))
+        check_integer(f"tokens.{name}", getattr(tokens, name))
     return 100
 
 
 def _check_amount(field: str, value: int) -> None:
     """Something that is added up: thousands of the largest still fit into 64 bits."""
-    _check_integer(field, value)
+    check_integer(field, value)
     if not -AMOUNT_MAX <= value <= AMOUNT_MAX:
         _refuse(field, "the amount is beyond all measure", f"stay within {AMOUNT_MAX}")
 
@@ -267,7 +267,7 @@ def _check_tuple(name: str, values: Any) -> int:
         if isinstance(value, str):
             size += _check_text(name, value, NAME_BYTES_MAX)
         elif isinstance(value, int):
-            _check_integer(name, value)
+            check_integer(name, value)
             size += 8
         elif isinstance(value, dict):
             size += check_json(name, cast("Any", value))
@@ -296,7 +296,7 @@ def check_draft(draft: Draft) -> int:
         _check_text("user", draft.user, NAME_BYTES_MAX)
     created_ms = draft.created_ms
     if type(created_ms) is not int or not INTEGER_MIN <= created_ms <= INTEGER_MAX:
-        _check_integer("created_ms", created_ms)
+        check_integer("created_ms", created_ms)
     if draft.role not in ("user", "assistant", "tool", "system", "developer"):
         _refuse("role", "it is none of ours", "use system, developer, user, assistant or tool")
     if draft.text is not None and draft.parts is not None:
@@ -369,7 +369,8 @@ def _check_text(field: str, text: Any, limit: int) -> int:
     return size
 
 
-def _check_integer(field: str, value: Any) -> None:
+def check_integer(field: str, value: Any) -> None:
+    """Raise unless it is a whole number that 64 bits can hold."""
     if type(value) is not int:
         _refuse(field, f"{type(value).__name__} is not a whole number", "give an integer")
     if not INTEGER_MIN <= value <= INTEGER_MAX:
@@ -408,7 +409,7 @@ def _check_scalar(field: str, value: Any) -> int:
     if kind is str:
         return _check_text(field, value, DETAILS_BYTES_MAX)
     if kind is int:
-        _check_integer(field, value)
+        check_integer(field, value)
         return 20
     if kind is float:
         if not math.isfinite(value):
@@ -436,8 +437,19 @@ def check_session_id(session_id: Any) -> None:
 
 def check_count(field: str, count: Any) -> None:
     """Raise unless it is a whole number above 0."""
-    if type(count) is not int or count < 1:
-        _refuse(field, "it is no whole number above 0", "give 1 or more")
+    check_integer(field, count)
+    if count < 1:
+        _refuse(field, "it is less than one", "give 1 or more")
+
+
+def check_place(field: str, place: Any) -> None:
+    """Raise unless it is a place to go on from, as it was handed out, or none."""
+    if place is None:
+        return
+    if not isinstance(place, tuple | list) or len(cast("Any", place)) != 2:
+        _refuse(field, "it is no place that was handed out", "give one back as it was, or nothing")
+    for number in cast("Any", place):
+        check_integer(field, number)
 
 
 def check_name(field: str, name: Any) -> None:

@@ -305,6 +305,10 @@ class Transaction:
         row = (n, key, at_ms, "queued", 0, None, None, None, None, None)
         self._turns[turn_id] = TurnState(row)
 
+    def forget_turn(self, turn_id: TurnId) -> None:
+        """It is over, and too large to keep."""
+        self._turns.pop(turn_id, None)
+
     def forget_turns(self) -> None:
         """SQL has changed turns behind the cache."""
         self._turns.clear()

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ..identity import TurnId
 
 
+_OUTCOME_CACHED_MAX = 1024  # characters; the cache is bounded by count, so its entries are small
+
+
 # What came before, for state machines with attempts ----------------------------------------------
 
 
@@ -158,6 +161,8 @@ def _end_turn(tx: Transaction, command: EndTurn) -> None:
     )
     turn.state, turn.outcome, turn.history = "ended", given, history
     turn.ended_ms = command.at_ms
+    if len(given) > _OUTCOME_CACHED_MAX:
+        tx.forget_turn(command.turn_id)
 
 
 # The inbox ---------------------------------------------------------------------------------------
