@@ -11,7 +11,8 @@
 
 Keeps: a hook that raises or hangs stops nothing; it has a deadline, and its failure is logged and
 counted. All hooks are optional methods of one object, each sync or async. They observe: what they
-return is ignored.
+return is ignored. A sync hook is called on the loop, so that it may use trio's own things; nobody
+can cut it off, so it must return at once: what takes time is `async`.
 """
 
 from __future__ import annotations
