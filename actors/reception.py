@@ -93,7 +93,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
         session.take_back(turn_id, "superseded")
     turn = turn._replace(ticket=ticket)
     if submit.busy == "interrupt":
-        waiting.appendleft(turn)
+        waiting.insert(0, turn)
         session.interrupt("superseded")
     else:
         waiting.append(turn)

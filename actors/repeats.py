@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 _REMEMBERED_MAX = 256
+_TAKEN_BACK_S = 0.01
 
 
 class _Known(NamedTuple):
@@ -92,6 +93,8 @@ def _alive(session: Session, turn_id: TurnId) -> Accepted | None:
     """The turn, if it runs or waits here."""
     reply = session.line.reply_of
     running = session.turn
+    if running is not None and running.release.done:
+        running = None  # it has ended, and is about to make room
     if running is not None and running.waiting.turn_id == turn_id:
         wait = running.accepted.wait
         return Accepted(turn_id, "started", 0, wait, reply(turn_id), repeated=True)
@@ -113,10 +116,14 @@ async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
     def look(reader: Reader) -> tuple[Turn | None, tuple[Message, ...]]:
         return reader.turn(turn_id), reader.turn_messages(turn_id)
 
-    turn, messages = await session.scribe.read(look)
-    alive = _alive(session, turn_id)  # it may have begun while we looked
-    if alive is not None or turn is None:
-        return alive
+    while True:
+        turn, messages = await session.scribe.read(look)
+        alive = _alive(session, turn_id)  # it may have begun while we looked
+        if alive is not None or turn is None:
+            return alive
+        if turn.state == "ended" or turn_id in session.line.replies:
+            break
+        await trio.sleep(_TAKEN_BACK_S)  # it is being taken back, or has ended since we looked
     if turn.outcome is not None and turn.outcome.cause == "steered":
         # It was answered with the turn that it was steered into.
         into = TurnId(str((turn.outcome.detail or {}).get("into")))
@@ -128,7 +135,7 @@ async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
         reply = session.line.reply_of(turn_id)
         return Accepted(turn_id, "queued", position, _at_once, reply, repeated=True)
     answer: Answer[Reply] = Answer()
-    if turn.outcome is None:  # it is being taken back: its reply will be there when that is stored
+    if turn.outcome is None:  # it is being taken back: the promise is kept when that is stored
         answer = session.line.reply_of(turn_id)
     else:
         answer.give(

@@ -39,12 +39,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 def with_facts(outcome: TurnOutcome, history_length: int, model_calls: int) -> TurnOutcome:
-    """The outcome with what its text depends on, so that the text follows from it alone, for ever.
-
-    Only where there is no text: an ordinary answer needs no facts.
-    """
-    if (outcome.text or "").strip():
-        return outcome
+    """An outcome without a text, with what its text depends on: so it follows from it, for ever."""
     detail = dict(outcome.detail or {})
     if outcome.kind == "failed":
         detail["history_length"] = history_length

@@ -66,6 +66,8 @@ T = TypeVar("T")
 class ScribeEvents:
     """What a scribe tells its session. Called on the loop's own stack: must not wait or raise."""
 
+    __slots__ = ()
+
     def on_committed(self, messages: Sequence[Message]) -> None:
         """These rows are durable."""
 

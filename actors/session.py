@@ -22,7 +22,6 @@ Never asks another actor. Everything that involves two goes through the Director
 from __future__ import annotations
 
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
@@ -68,6 +67,34 @@ class _Operation(NamedTuple):
 class Session(ScribeEvents):
     """The actor. `line` outlives it."""
 
+    __slots__ = (  # there are thousands of them
+        "_debouncing",
+        "_handling",
+        "_lazy",
+        "_left",
+        "_nursery",
+        "_operations",
+        "_ready",
+        "_slot",
+        "_slot_source",
+        "_taking_back",
+        "_working",
+        "accepting",
+        "binding",
+        "crash",
+        "doubtful",
+        "hooks",
+        "last_turn_id",
+        "line",
+        "scribe",
+        "settings",
+        "slot",
+        "stopping",
+        "surroundings",
+        "turn",
+        "waiting",
+    )
+
     def __init__(
         self,
         line: Line,
@@ -95,7 +122,8 @@ class Session(ScribeEvents):
         self.binding: Binding
         self.crash = crash  # why this one was started in another's place
         self.turn: RunningTurn | None = None
-        self.waiting: deque[Waiting] = deque()
+        # Lists: they are short, and an empty one is a tenth of an empty deque.
+        self.waiting: list[Waiting] = []
         self.accepting = Accepting()
         self.stopping = False
         self.doubtful = False  # an operation failed: memory must be compared with storage first
@@ -103,7 +131,7 @@ class Session(ScribeEvents):
         self._ready = False
         self._handling = False  # a message was read and is not dealt with yet
         self._left = False  # the actor is gone; receipts may still come
-        self._operations: deque[_Operation] = deque()
+        self._operations: list[_Operation] = []
         self._working = False
         self._taking_back = 0
         self._debouncing = False
@@ -333,11 +361,11 @@ class Session(ScribeEvents):
                 running = self.turn
                 await turning.run_turn(self, running)
                 # What was to be steered into it, and found no gate, is next.
-                self.waiting.extendleft(reversed(running.steering))
+                self.waiting[:0] = running.steering
                 self.turn = None
             elif self._operations and not self.stopping:
                 # Behind one that ends the actor none is begun: it is sent again, untouched.
-                await self._run_operation(self._operations.popleft())
+                await self._run_operation(self._operations.pop(0))
             elif self._slot == "held":
                 if self.stopping or not await self._start_next():
                     self._slot = "none"
@@ -373,7 +401,7 @@ class Session(ScribeEvents):
                 continue  # it was taken back, or got one more message meanwhile
             if waiting.not_before_s > trio.current_time():
                 break
-            self.waiting.popleft()
+            del self.waiting[0]
             before = taking(waiting) if waiting.attempt == 1 else ()
             running = RunningTurn(self.line, waiting, self._user_rows(waiting), before)
             self._post_start(running)

@@ -58,6 +58,11 @@ class Release:
         self._reply: Reply | None = None
         self.held = False
 
+    @property
+    def done(self) -> bool:
+        """Whether the reply has left: a promise that is made now would never be kept."""
+        return self._reply is not None and not self.held
+
     def durable(self, reply: Reply) -> None:
         self._reply = reply
         if not self.held:
@@ -336,7 +341,8 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
             # What was posted behind the refused unit is not stored; the turn says so.
             outcome, new, answer = refused, (), None
             continue
-        outcome = with_facts(outcome, len(turn.history), turn.model_calls)
+        if not (outcome.text or "").strip():
+            outcome = with_facts(outcome, len(turn.history), turn.model_calls)
         try:
             rows = _last_rows(session, turn, new, answer, outcome)
             ticket = scribe.write(

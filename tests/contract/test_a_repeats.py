@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 
 from onepen import ConflictError, Inbound, NoGainError, SessionSettings, Settings, open_runtime
 from onepen.actors.retention import PRUNED_AT_ONCE, prune_inbox
 
+from ..runtime.scripted import inline
 from .agents import Switchboard, echo, query, sound, texts
 
 if TYPE_CHECKING:
@@ -125,6 +127,24 @@ async def _conflicts(runtime: Runtime) -> None:
         "from elsewhere",
         "re: from elsewhere",
     ]
+
+
+async def test_a_repeat_of_a_turn_whose_reply_has_left_is_answered_as_well(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A7, INV-15: its actor is not done with the turn yet, because a hook is slow."""
+    let_go = trio.Event()
+
+    class Slow:
+        async def on_turn_end(self, **_: object) -> None:
+            await let_go.wait()
+
+    async with inline(tmp_path / "chat.db", echo, hooks=Slow()) as runtime:
+        first = await runtime.ask(KEY, hook())
+        with trio.fail_after(3):
+            again = await runtime.ask(KEY, hook())
+        assert (again.turn_id, again.text) == (first.turn_id, first.text)
+        let_go.set()
 
 
 async def test_messages_without_an_id_are_never_repeats(tmp_path: Path) -> None:

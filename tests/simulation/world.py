@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 from hypothesis import strategies as st
 
-from onepen import Draft, Guard, OnepenError, Settings, Unit
+from onepen import Draft, Guard, Inbound, OnepenError, Settings, Unit
 from onepen.actors.exchanges import open_calls
 from onepen.actors.line import SessionCrashedError
 from onepen.actors.page import load_messages
@@ -265,6 +265,14 @@ class World:
                 self.submissions.append(submission)
                 if submission.disposition != "rejected":
                     self.account.accept(text, submission.turn_id)
+            case "repeat":
+                inbound = Inbound(f"{step.kind} hook", id="hook")
+                submission = await runtime.submit(key, inbound)
+                self.submissions.append(submission)
+                self.account.accepted[f"{step.kind} hook"] = submission.turn_id
+            case "take back":
+                if self.submissions:
+                    self.submissions[-1].interrupt()
             case "interrupt":
                 runtime.interrupt(key)
             case "evict":
