@@ -216,8 +216,9 @@ class World:
                     self.replies.append((submission, await submission.reply()))
                 except OnepenError as error:
                     self.refused.append(error)
-            for key in sorted(self.foreign):  # an actor finds out by its next turn
-                await self._lane(len(program), [Step("ask", SessionKey(key))])
+            for lane, key in enumerate(sorted(self.foreign), len(program)):
+                # An actor finds out by its next turn.
+                await self._lane(lane, [Step("ask", SessionKey(key))])
             counters = runtime.statistics().counters
             self.reloads += counters["reloads"]
             planted = any(step.name.startswith("crash") for lane in program for step in lane)
