@@ -216,9 +216,9 @@ class World:
                     self.replies.append((submission, await submission.reply()))
                 except OnepenError as error:
                     self.refused.append(error)
-            for lane, key in enumerate(sorted(self.foreign), len(program)):
+            for number, key in enumerate(sorted(self.foreign), len(program)):
                 # An actor finds out by its next turn.
-                await self._lane(lane, [Step("ask", SessionKey(key))])
+                await self._lane(number, [Step("ask", SessionKey(key))])
             counters = runtime.statistics().counters
             self.reloads += counters["reloads"]
             planted = any(step.name.startswith("crash") for lane in program for step in lane)
