@@ -294,7 +294,8 @@ class OpenTurn(Command, frozen=True, kw_only=True):
 class AcceptInbound(Command, frozen=True, kw_only=True):
     """An inbound message is accepted.
 
-    Its turn is named, its body (if it must wait) is kept until taken.
+    Its turn is named, its body (if it must wait) is kept until taken; `reply_to` for as long as the
+    row is, so that a turn that was cut off still knows whom it answers.
     """
 
     source: str
@@ -305,13 +306,18 @@ class AcceptInbound(Command, frozen=True, kw_only=True):
     digest: str
     at_ms: int
     body: Inbound | None = None
+    reply_to: JsonObject | None = None
 
 
 class TakeInbound(Command, frozen=True, kw_only=True):
-    """The inbound message is in the transcript now (or its turn was cancelled): its body goes."""
+    """The inbound message is in the transcript now (or its turn was cancelled): its body goes.
+
+    `into` names the turn that it was steered into, which answers it.
+    """
 
     source: str
     inbound_id: str
+    into: TurnId | None = None
 
 
 class StartTurn(Command, frozen=True, kw_only=True):
@@ -406,7 +412,7 @@ class PostDelivery(Command, frozen=True, kw_only=True):
 class MarkDelivery(Command, frozen=True, kw_only=True):
     """What became of a delivery.
 
-    `sending` opens the next attempt, anything else closes this one.
+    `sending` opens the next attempt, anything else closes this one; `pending` is to be tried again.
     """
 
     delivery_id: str
@@ -465,7 +471,7 @@ class AnswerQuestion(Command, frozen=True, kw_only=True):
 
 
 class SetTimer(Command, frozen=True, kw_only=True):
-    """An inbound message for later."""
+    """An inbound message for later. `busy` is the policy that it asks for when its time comes."""
 
     timer_id: str
     key: SessionKey
@@ -473,6 +479,7 @@ class SetTimer(Command, frozen=True, kw_only=True):
     due_ms: int
     inbound: Inbound
     at_ms: int
+    busy: str | None = None
 
 
 class ResolveTimer(Command, frozen=True, kw_only=True):

@@ -140,7 +140,8 @@ def _check_open_turn(command: OpenTurn) -> int:
 
 
 def _check_accept_inbound(command: AcceptInbound) -> int:
-    if command.body is not None or command.disposition not in ("started", "queued"):
+    waits = command.body is not None or command.disposition not in ("started", "queued")
+    if waits or command.reply_to is not None:
         return _check_command(command)
     check_integer("at_ms", command.at_ms)
     return (
@@ -173,6 +174,8 @@ def _check_end_turn(command: EndTurn) -> int:
 
 
 def _check_take_inbound(command: TakeInbound) -> int:
+    if command.into is not None:
+        return _check_command(command)
     return _check_name("source", command.source) + _check_name("inbound_id", command.inbound_id)
 
 

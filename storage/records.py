@@ -232,7 +232,8 @@ class Inbound(Record, frozen=True, kw_only=True):
 class InboxEntry(Record, frozen=True, kw_only=True):
     """One accepted inbound message, known by (source, inbound id).
 
-    `body` is gone once its turn started.
+    `body` is gone once its turn started; `reply_to` stays. `into` is the turn that it was steered
+    into.
     """
 
     source: str
@@ -243,6 +244,8 @@ class InboxEntry(Record, frozen=True, kw_only=True):
     digest: str
     accepted_ms: int
     body: Inbound | None = None
+    reply_to: JsonObject | None = None
+    into: TurnId | None = None
 
 
 class TurnOutcome(Record, frozen=True, kw_only=True):
@@ -256,7 +259,10 @@ class TurnOutcome(Record, frozen=True, kw_only=True):
 
 
 class Turn(Record, frozen=True, kw_only=True):
-    """One or more inbound messages and all that answering them produced."""
+    """One or more inbound messages and all that answering them produced.
+
+    `waits` is how often it has waited for a person; each of them began an attempt as well.
+    """
 
     id: TurnId
     key: SessionKey
@@ -267,6 +273,12 @@ class Turn(Record, frozen=True, kw_only=True):
     opened_ms: int = 0
     started_ms: int | None = None
     ended_ms: int | None = None
+    waits: int = 0
+
+    @property
+    def tries(self) -> int:
+        """How often it was begun because the last time was cut off, the first time included."""
+        return self.attempt - self.waits
 
 
 class DeadLetter(Record, frozen=True, kw_only=True):
@@ -306,9 +318,10 @@ class UsageTotal(Record, frozen=True, kw_only=True):
 
 
 class Delivery(Record, frozen=True, kw_only=True):
-    """One reply on its way out.
+    """Something on its way out: a reply, an interim message, a question, a notice.
 
-    `id` is stable, so that a platform can use it as its idempotency key.
+    `id` is stable, so that a platform can use it as its idempotency key. `target` is what the
+    inbound message gave as `reply_to`; empty where nobody gave one and the key must do.
     """
 
     id: str
@@ -326,6 +339,21 @@ class Delivery(Record, frozen=True, kw_only=True):
     next_ms: int | None = None
     posted_ms: int = 0
     marked_ms: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What is to be sent."""
+        return str(self.body.get("text") or "")
+
+    @property
+    def kind(self) -> str:
+        """`reply`, `interim`, `question`, or `post` for what the runtime was asked to send."""
+        return str(self.body.get("kind") or "reply")
+
+    @property
+    def possibly_repeated(self) -> bool:
+        """Whether an earlier attempt may have reached the platform after all."""
+        return self.attempt > 1
 
 
 class Effect(Record, frozen=True, kw_only=True):
@@ -370,6 +398,7 @@ class Timer(Record, frozen=True, kw_only=True):
     state: TimerState = "set"
     set_ms: int = 0
     resolved_ms: int | None = None
+    busy: str | None = None
 
 
 class Blob(Record, frozen=True, kw_only=True):

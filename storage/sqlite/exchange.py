@@ -74,7 +74,8 @@ _SELECT_MARKED = (
 # Which state may follow which, within one attempt. `sending` opens the next attempt instead.
 _NEXT_DELIVERY = {
     "sending": {"pending", "sent", "failed", "unknown"},
-    "unknown": {"sent", "failed"},
+    "unknown": {"pending", "sent", "failed"},
+    "failed": {"pending"},
 }
 
 
@@ -300,10 +301,10 @@ def _answer_question(tx: Transaction, command: AnswerQuestion) -> None:
 
 def _as_set(command: SetTimer) -> tuple[Any, ...]:
     inbound = canonical(command.inbound).decode()
-    return (command.key, command.source, command.due_ms, inbound, command.at_ms)
+    return (command.key, command.source, command.due_ms, inbound, command.at_ms, command.busy)
 
 
-_SELECT_TIMER = "SELECT key, source, due_ms, inbound, set_ms FROM timers WHERE id = ?"
+_SELECT_TIMER = "SELECT key, source, due_ms, inbound, set_ms, busy FROM timers WHERE id = ?"
 
 
 def _timer_set(tx: Transaction, command: SetTimer) -> bool:
@@ -314,10 +315,10 @@ def _set_timer(tx: Transaction, command: SetTimer) -> None:
     if row := tx.one(_SELECT_TIMER, (command.timer_id,)):
         given = list(_as_set(command))
         refuse("conflict", f"timer {command.timer_id}", stored=list(row), given=given)
-    key, source, due_ms, inbound, at_ms = _as_set(command)
+    key, source, due_ms, inbound, at_ms, busy = _as_set(command)
     tx.change(
-        "INSERT INTO timers VALUES (?, ?, ?, ?, ?, 'set', ?, NULL)",
-        (command.timer_id, key, source, due_ms, inbound, at_ms),
+        "INSERT INTO timers VALUES (?, ?, ?, ?, ?, 'set', ?, NULL, ?)",
+        (command.timer_id, key, source, due_ms, inbound, at_ms, busy),
     )
 
 

@@ -289,7 +289,17 @@ CREATE TABLE blob_uses (
 CREATE INDEX blob_uses_message ON blob_uses (session, seq);
 """
 
-MIGRATIONS: tuple[str, ...] = (_INITIAL,)
+# Who is answered outlives the body of a message; what leaves is found by key, and by what is left.
+_HAND_OVERS = """
+ALTER TABLE inbox ADD COLUMN reply_to TEXT;
+ALTER TABLE inbox ADD COLUMN into_turn INTEGER REFERENCES turns (n);
+CREATE INDEX inbox_into ON inbox (into_turn) WHERE into_turn IS NOT NULL;
+ALTER TABLE timers ADD COLUMN busy TEXT;
+CREATE INDEX deliveries_key ON deliveries (key, n);
+CREATE INDEX deliveries_left ON deliveries (n) WHERE state IN ('failed', 'unknown');
+"""
+
+MIGRATIONS: tuple[str, ...] = (_INITIAL, _HAND_OVERS)
 VERSION = len(MIGRATIONS)
 
 

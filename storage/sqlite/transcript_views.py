@@ -17,6 +17,7 @@ from .rows import (
     MESSAGE_COLUMNS,
     MESSAGE_COLUMNS_RAW,
     MESSAGE_TABLES,
+    REWOUND,
     mended_message_of,
     message_of,
 )
@@ -127,6 +128,15 @@ class TranscriptViews(Queries):
                 if row is not None:
                     found[uid] = row[0]
         return found
+
+    def said_since(self, session_id: SessionId, seq: int, limit: int = 200) -> tuple[Message, ...]:
+        return tuple(
+            self._messages(
+                "WHERE m.session = (SELECT n FROM sessions WHERE id = ?) AND m.seq > ? "
+                f"AND m.carried = 0 AND m.state <> {REWOUND} ORDER BY m.seq LIMIT ?",
+                (session_id, seq, limit),
+            )
+        )
 
     def turn_messages(self, turn_id: TurnId) -> tuple[Message, ...]:
         """The rows of one turn in its session, in order, active or not."""

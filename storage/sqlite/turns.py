@@ -54,6 +54,12 @@ def _step(attempt: int, state: str, content: Any) -> str:
     return f"{attempt} {state} {digest(content).hex()[:16]}"
 
 
+def waits_in(history: str) -> int:
+    """How often a turn has waited for a person."""
+    steps: list[str] = msgspec.json.decode(history)
+    return sum(step.split(" ")[1] == "waiting" for step in steps)
+
+
 # Turns -------------------------------------------------------------------------------------------
 
 
@@ -190,9 +196,10 @@ def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
     if turn.key != command.key:
         refuse("invalid", "key", given=f"turn {command.turn_id} is of another key")
     body = None if command.body is None else to_json(command.body)
+    reply_to = None if command.reply_to is None else to_json(command.reply_to)
     tx.change(
-        "INSERT INTO inbox (source, inbound_id, key, turn, disposition, digest, accepted_ms, body) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO inbox (source, inbound_id, key, turn, disposition, digest, accepted_ms, body, "
+        "reply_to) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             command.source,
             command.inbound_id,
@@ -202,6 +209,7 @@ def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
             command.digest,
             command.at_ms,
             body,
+            reply_to,
         ),
     )
     tx.inbound_is_here(command.source, command.inbound_id)
@@ -216,6 +224,12 @@ def _inbound_taken(tx: Transaction, command: TakeInbound) -> bool:
 
 
 def _take_inbound(tx: Transaction, command: TakeInbound) -> None:
+    if command.into is not None:
+        tx.change(
+            "UPDATE inbox SET body = NULL, into_turn = ? WHERE source = ? AND inbound_id = ?",
+            (tx.stored_turn(command.into), command.source, command.inbound_id),
+        )
+        return
     tx.change(
         "UPDATE inbox SET body = NULL WHERE source = ? AND inbound_id = ?",
         (command.source, command.inbound_id),

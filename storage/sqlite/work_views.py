@@ -12,6 +12,7 @@ from ..identity import SessionId, SessionKey, TurnId, Uid
 from ..records import (
     DeadLetter,
     Delivery,
+    DeliveryState,
     Effect,
     Inbound,
     InboxEntry,
@@ -23,18 +24,21 @@ from ..records import (
     UsageTotal,
 )
 from .queries import Queries
+from .turns import waits_in
 
 _decode_inbound = msgspec.json.Decoder(Inbound).decode
 _decode_outcome = msgspec.json.Decoder(TurnOutcome).decode
+_LAST = 2**63 - 1
 
 _TURN = (
     "SELECT t.id, t.key, s.id, t.state, t.attempt, t.outcome, t.opened_ms, t.started_ms, "
-    "t.ended_ms "
+    "t.ended_ms, t.history "
     "FROM turns t LEFT JOIN sessions s ON s.n = t.session"
 )
 _INBOX = (
-    "SELECT i.source, i.inbound_id, i.key, t.id, i.disposition, i.digest, i.accepted_ms, i.body "
-    "FROM inbox i JOIN turns t ON t.n = i.turn"
+    "SELECT i.source, i.inbound_id, i.key, t.id, i.disposition, i.digest, i.accepted_ms, i.body, "
+    "i.reply_to, into_t.id FROM inbox i JOIN turns t ON t.n = i.turn "
+    "LEFT JOIN turns into_t ON into_t.n = i.into_turn"
 )
 _DELIVERY = (
     "SELECT d.id, d.key, d.source, d.target, d.body, t.id, s.id, d.message_uid, d.state, "
@@ -55,6 +59,7 @@ def _turn_of(row: tuple[Any, ...]) -> Turn:
         opened_ms=row[6],
         started_ms=row[7],
         ended_ms=row[8],
+        waits=0 if row[9] is None else waits_in(row[9]),
     )
 
 
@@ -68,6 +73,8 @@ def _inbox_entry_of(row: tuple[Any, ...]) -> InboxEntry:
         digest=row[5],
         accepted_ms=row[6],
         body=None if row[7] is None else _decode_inbound(row[7]),
+        reply_to=None if row[8] is None else msgspec.json.decode(row[8]),
+        into=row[9],
     )
 
 
@@ -117,6 +124,18 @@ class WorkViews(Queries):
     def inbound(self, source: str, inbound_id: str) -> InboxEntry | None:
         row = self._one(f"{_INBOX} WHERE i.source = ? AND i.inbound_id = ?", (source, inbound_id))
         return None if row is None else _inbox_entry_of(row)
+
+    def inbound_of_turn(self, turn_id: TurnId) -> tuple[InboxEntry, ...]:
+        rows = set[tuple[Any, ...]]()
+        for column in ("turn", "into_turn"):  # an index each
+            rows |= {
+                *self._all(
+                    f"{_INBOX.replace('SELECT ', 'SELECT i.n, ', 1)} WHERE i.{column} = "
+                    "(SELECT n FROM turns WHERE id = ?)",
+                    (turn_id,),
+                )
+            }
+        return tuple(_inbox_entry_of(row[1:]) for row in sorted(rows))
 
     def oldest_ended_inbound_ms(self) -> int | None:
         row = self._one(
@@ -189,6 +208,42 @@ class WorkViews(Queries):
         )
         return tuple(_delivery_of(row) for row in rows)
 
+    def deliveries(
+        self,
+        *,
+        state: DeliveryState | None = None,
+        source: str | None = None,
+        key: SessionKey | None = None,
+        limit: int = 100,
+        after: int | None = None,
+    ) -> tuple[tuple[Delivery, ...], int | None]:
+        where, parameters = "d.n < ?", list[Any]([_LAST if after is None else after])
+        wanted = [("state", state), ("source", source), ("key", key)]
+        for column, value in wanted:
+            if value is not None:
+                where += f" AND d.{column} = ?"
+                parameters.append(value)
+        # What is open, or left over, is little beside what was sent: each has an index of its own,
+        # which SQLite uses only if it sees the very same condition.
+        if state in ("pending", "sending"):
+            where += " AND d.state IN ('pending', 'sending')"
+        elif state in ("failed", "unknown"):
+            where += " AND d.state IN ('failed', 'unknown')"
+        rows = self._all(
+            f"{_DELIVERY.replace('SELECT ', 'SELECT d.n, ', 1)} WHERE {where} "
+            "ORDER BY d.n DESC LIMIT ?",
+            (*parameters, limit),
+        )
+        found = tuple(_delivery_of(row[1:]) for row in rows)
+        return found, rows[-1][0] if len(rows) == limit else None
+
+    def last_delivery(self, key: SessionKey, source: str) -> Delivery | None:
+        row = self._one(
+            f"{_DELIVERY} WHERE d.key = ? AND d.source = ? ORDER BY d.n DESC LIMIT 1",
+            (key, source),
+        )
+        return None if row is None else _delivery_of(row)
+
     def effects(self, turn_id: TurnId) -> tuple[Effect, ...]:
         rows = self._all(
             "SELECT e.effect_key, e.effect_id, e.tool, e.digest, e.state, e.attempt, e.result, "
@@ -213,13 +268,32 @@ class WorkViews(Queries):
             for row in rows
         )
 
-    def questions(self, key: SessionKey | None = None) -> tuple[Question, ...]:
+    def question(self, key: SessionKey, question_key: str) -> Question | None:
+        found = self._questions("WHERE q.key = ? AND q.question_key = ?", (key, question_key))
+        return found[0] if found else None
+
+    def questions(
+        self, key: SessionKey | None = None, *, open_only: bool = False, limit: int = 500
+    ) -> tuple[Question, ...]:
         where, parameters = ("", ()) if key is None else ("WHERE q.key = ? ", (key,))
+        if open_only:
+            where += "AND q.state = 'open' " if where else "WHERE q.state = 'open' "
+        order = f"{where}ORDER BY q.asked_ms, q.key, q.question_key LIMIT ?"
+        return self._questions(order, (*parameters, limit))
+
+    def expired_questions(self, now_ms: int, limit: int = 500) -> tuple[Question, ...]:
+        return self._questions(
+            "WHERE q.state = 'open' AND q.expires_ms <= ? "
+            "ORDER BY q.expires_ms, q.key, q.question_key LIMIT ?",
+            (now_ms, limit),
+        )
+
+    def _questions(self, rest: str, parameters: tuple[Any, ...]) -> tuple[Question, ...]:
         rows = self._all(
             "SELECT q.key, q.question_key, t.id, q.question, q.choices, q.state, q.answer, "
             "q.answered_by, "
             "q.asked_ms, q.expires_ms, q.answered_ms FROM questions q JOIN turns t ON t.n = q.turn "
-            f"{where}ORDER BY q.asked_ms, q.key, q.question_key",
+            f"{rest}",
             parameters,
         )
         return tuple(
@@ -239,11 +313,24 @@ class WorkViews(Queries):
             for row in rows
         )
 
-    def timers(self, due_ms: int | None = None) -> tuple[Timer, ...]:
-        where, parameters = ("", ()) if due_ms is None else ("AND due_ms <= ? ", (due_ms,))
+    def timer(self, timer_id: str) -> Timer | None:
+        found = self._timers("WHERE id = ?", (timer_id,))
+        return found[0] if found else None
+
+    def timers(
+        self, due_ms: int | None = None, *, key: SessionKey | None = None, limit: int = 500
+    ) -> tuple[Timer, ...]:
+        where, parameters = "WHERE state = 'set' ", list[Any]()
+        for condition, value in (("due_ms <= ?", due_ms), ("key = ?", key)):
+            if value is not None:
+                where += f"AND {condition} "
+                parameters.append(value)
+        return self._timers(f"{where}ORDER BY due_ms, id LIMIT ?", (*parameters, limit))
+
+    def _timers(self, rest: str, parameters: tuple[Any, ...]) -> tuple[Timer, ...]:
         rows = self._all(
-            "SELECT id, key, source, due_ms, inbound, state, set_ms, resolved_ms FROM timers "
-            f"WHERE state = 'set' {where}ORDER BY due_ms, id",
+            "SELECT id, key, source, due_ms, inbound, state, set_ms, resolved_ms, busy FROM timers "
+            f"{rest}",
             parameters,
         )
         return tuple(
@@ -256,6 +343,14 @@ class WorkViews(Queries):
                 state=row[5],
                 set_ms=row[6],
                 resolved_ms=row[7],
+                busy=row[8],
             )
             for row in rows
         )
+
+    def next_due_ms(self) -> int | None:
+        row = self._one(
+            "SELECT min(due_ms) FROM (SELECT min(due_ms) AS due_ms FROM timers WHERE state = 'set' "
+            "UNION ALL SELECT min(expires_ms) FROM questions WHERE state = 'open')"
+        )
+        return None if row is None else row[0]

@@ -423,6 +423,7 @@ class Author:
                 digest="d",
                 at_ms=self._at(),
                 body=self._one((None, Inbound(text="hi", meta={"a": 1.0}))),
+                reply_to=self._one((None, {"chat": 1})),
             )
             return Unit((opened, accepted))
         turn = self._one(list(state.turns.values()))
@@ -458,7 +459,8 @@ class Author:
         if not state.inbox:
             return None
         source, inbound_id = self._one(list(state.inbox))
-        return Unit((c.TakeInbound(source=source, inbound_id=inbound_id),))
+        into = self._one((None, None, *state.turns))
+        return Unit((c.TakeInbound(source=source, inbound_id=inbound_id, into=into),))
 
     def usage(self) -> Unit | None:
         sessions = list(self.model.state.sessions)
@@ -534,7 +536,14 @@ class Author:
         turn = self._one(list(state.turns.values()))
         base: dict[str, Any] = {"key": turn.key, "question_key": turn.id, "at_ms": self._at()}
         if (turn.key, turn.id) not in state.questions:
-            asked = c.AskQuestion(turn_id=turn.id, question="may I?", choices=("y", "n"), **base)
+            expires_ms = self._one((None, self._now + 10))
+            asked = c.AskQuestion(
+                turn_id=turn.id,
+                question="may I?",
+                choices=("y", "n"),
+                expires_ms=expires_ms,
+                **base,
+            )
             return Unit((asked,))
         answer = c.AnswerQuestion(
             state=self._one(("answered", "expired", "withdrawn")), answer="y", by="ann", **base
@@ -551,6 +560,7 @@ class Author:
                 due_ms=self._now + self._one((10, 100_000)),
                 inbound=Inbound(text="later"),
                 at_ms=self._at(),
+                busy=self._one((None, "steer")),
             )
             return Unit((timer,))
         resolution = self._one(("fired", "cancelled"))

@@ -10,12 +10,12 @@ Must never look behind a reader: what no view shows is not compared.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
 from ....storage.errors import AmbiguousError, MissingError
-from ....storage.records import Draft
+from ....storage.records import DeliveryState, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +39,8 @@ class Names:
     sources: dict[Any, None] = field(default_factory=dict)
     titles: dict[Any, None] = field(default_factory=dict)
     deliveries: dict[Any, None] = field(default_factory=dict)
+    questions: dict[Any, None] = field(default_factory=dict)
+    timers: dict[Any, None] = field(default_factory=dict)
     chunks: dict[Any, None] = field(default_factory=dict)
     marks: dict[Any, None] = field(default_factory=dict)
     times: dict[Any, None] = field(default_factory=dict)
@@ -53,6 +55,7 @@ _KIND_OF_FIELD = {
     "source": "sources",
     "title": "titles",
     "delivery_id": "deliveries",
+    "timer_id": "timers",
     "at_ms": "times",
     "due_ms": "times",
 }
@@ -77,6 +80,8 @@ def _gather(command: Any, names: Names) -> None:
             getattr(names, _KIND_OF_FIELD[name])[value] = None
     if hasattr(command, "inbound_id"):
         names.inbound[command.source, command.inbound_id] = None
+    if hasattr(command, "question_key"):
+        names.questions[command.key, command.question_key] = None
     if hasattr(command, "blob_id"):
         names.chunks[command.blob_id, getattr(command, "index", 0)] = None
     if hasattr(command, "value"):
@@ -146,6 +151,8 @@ def _ask_about_sessions(reader: Reader, names: Names, ask: Callable[..., None]) 
         ask(reader.revision, session_id)
         ask(reader.seqs, session_id, tuple(names.uids))
         ask(reader.usage, session_id)
+        for seq in (-1, 0, 2):
+            ask(reader.said_since, session_id, seq, PAGE)
         for include_inactive in (False, True):
             ask(_transcript(reader), session_id, include_inactive=include_inactive)
         for uid in list(names.uids)[:: max(1, len(names.uids) // 4)]:
@@ -156,16 +163,29 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
     for key in (None, *names.keys):
         ask(reader.unfinished_turns, key)
         ask(reader.questions, key)
+        ask(reader.questions, key, open_only=True)
+        ask(_posted(reader), key=key)
     for key in names.keys:
         ask(reader.waiting_inbound, key)
+        ask(reader.timers, key=key)
+        for source in names.sources:
+            ask(reader.last_delivery, key, source)
+    for key, question_key in names.questions:
+        ask(reader.question, key, question_key)
+    for timer_id in names.timers:
+        ask(reader.timer, timer_id)
     for turn_id in names.turns:
         ask(reader.turn, turn_id)
         ask(reader.turn_messages, turn_id)
+        ask(reader.inbound_of_turn, turn_id)
         ask(reader.effects, turn_id)
     for source, inbound_id in names.inbound:
         ask(reader.inbound, source, inbound_id)
     for source in (None, *names.sources):
         ask(reader.open_deliveries, source)
+        ask(_posted(reader), source=source)
+    for state in get_args(DeliveryState):
+        ask(_posted(reader), state=state)
     for delivery_id in names.deliveries:
         ask(reader.delivery, delivery_id)
     for blob_id, index in names.chunks:
@@ -175,6 +195,8 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
         ask(reader.mark, name)
     for time in (None, *list(names.times)[:: max(1, len(names.times) // 3)]):
         ask(reader.timers, time)
+        ask(reader.expired_questions, time or 0)
+    ask(reader.next_due_ms)
     ask(reader.oldest_ended_inbound_ms)
     ask(reader.inbox_pruned_version)
     ask(reader.dead_letters)
@@ -186,6 +208,13 @@ def _listed(reader: Reader) -> Callable[..., Any]:
         return followed(lambda after: reader.listing(**options, limit=PAGE, after=after))
 
     return listing
+
+
+def _posted(reader: Reader) -> Callable[..., Any]:
+    def deliveries(**options: Any) -> Any:
+        return followed(lambda after: reader.deliveries(**options, limit=PAGE, after=after))
+
+    return deliveries
 
 
 def _transcript(reader: Reader) -> Callable[..., Any]:

@@ -118,9 +118,29 @@ class WorkConformance(UnderTest):
             desk.again(bare(accepted), taken)
             with desk.reading() as reader:
                 assert reader.waiting_inbound(chat.key) == ()
+            with desk.reading() as reader:
+                (entry,) = reader.inbound_of_turn(TURN)
+            assert (entry.body, entry.reply_to) == (None, {"id": 1})
             changes: tuple[dict[str, Any], ...] = ({"digest": "x"}, {"key": SessionKey("x")})
             for change in (*changes, {"disposition": "merged"}):
                 desk.refused("conflict", bare(replace(accepted, **change)))
+
+    def test_a_steered_message_is_answered_by_the_turn_it_went_into(self, tmp_path: Path) -> None:
+        """A7: its own turn stays the one that its id stands for."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk)
+            other = TurnId(uid_of("steered"))
+            accepted = replace(_accept(chat), inbound_id="2", turn_id=other)
+            taken = c.TakeInbound(source="chat", inbound_id="2", into=TURN)
+            opened_too = bare(c.OpenTurn(turn_id=other, key=chat.key, at_ms=3), accepted)
+            desk.done(opened_too)
+            desk.refused("missing", bare(replace(taken, into=TurnId("nothing"))))
+            desk.done(bare(taken))
+            desk.again(opened_too, bare(taken))
+            with desk.reading() as reader:
+                (entry,) = reader.inbound_of_turn(TURN)
+                assert reader.inbound_of_turn(other) == (entry,)
+            assert (entry.turn_id, entry.into, entry.body) == (other, TURN, None)
 
     def test_waiting_messages_come_in_the_order_of_their_acceptance(self, tmp_path: Path) -> None:
         """A2: the order of acceptance is that of commits, whatever a clock said."""
@@ -223,17 +243,21 @@ class WorkConformance(UnderTest):
                 _mark(2, "sending", 50),
                 _mark(2, "unknown", 51, error="cut"),
                 _mark(2, "failed", 52, error="refused"),
+                _mark(2, "pending", 53),
                 _mark(3, "sending", 60),
-                _mark(3, "sent", 61, platform_id="p-1"),
+                _mark(3, "unknown", 61),
+                _mark(3, "pending", 62),
+                _mark(4, "sending", 63),
+                _mark(4, "sent", 64, platform_id="p-1"),
             ]
             for number, step in enumerate(steps):
                 desk.done(bare(step))
                 desk.again(*(bare(earlier) for earlier in steps[: number + 1]))
             for late in (
-                _mark(3, "failed", 62),
-                _mark(4, "sending", 62),
-                _mark(3, "pending", 62),
-                _mark(3, "unknown", 62),
+                _mark(4, "failed", 65),
+                _mark(5, "sending", 65),
+                _mark(4, "pending", 65),
+                _mark(4, "unknown", 65),
                 _mark(1, "pending", 12),
             ):
                 desk.refused("stale", bare(late))
@@ -253,6 +277,13 @@ class WorkConformance(UnderTest):
                 assert [d.id for d in reader.open_deliveries()] == ["9", "8", "6", "5", "4"]
                 assert [d.id for d in reader.open_deliveries("s1")] == ["8", "6", "4"]
                 assert [d.id for d in reader.open_deliveries(limit=2)] == ["9", "8"]
+                found, after = reader.deliveries(state="pending", limit=2)
+                assert [d.id for d in found] == ["4", "5"]
+                found, _ = reader.deliveries(state="pending", limit=2, after=after)
+                assert [d.id for d in found] == ["6", "9"]
+                last = reader.last_delivery(chat.key, "s0")
+            assert last is not None
+            assert last.id == "5"
 
     def test_a_delivery_of_an_unknown_session_is_refused(self, tmp_path: Path) -> None:
         """INV-5: and marking one that was never posted is, too."""
@@ -312,6 +343,41 @@ class WorkConformance(UnderTest):
                 (question,) = reader.questions(chat.key)
                 assert reader.questions(SessionKey("nobody")) == ()
             assert (question.answer, question.answered_by) == ("yes", "ann")
+
+    def test_questions_expire_in_order(self, tmp_path: Path) -> None:
+        """B12: those that are open and have a time; an answered one expires no more."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk)
+            for name, expires_ms in (("a", 30), ("b", 20), ("c", None), ("d", 10)):
+                asked = c.AskQuestion(
+                    key=chat.key,
+                    question_key=name,
+                    turn_id=TURN,
+                    question="may I?",
+                    expires_ms=expires_ms,
+                    at_ms=5,
+                )
+                desk.done(bare(asked))
+            answered = c.AnswerQuestion(key=chat.key, question_key="d", state="expired", at_ms=11)
+            desk.done(bare(answered))
+            with desk.reading() as reader:
+                assert [q.question_key for q in reader.expired_questions(30)] == ["b", "a"]
+                assert [q.question_key for q in reader.expired_questions(29)] == ["b"]
+                assert len(reader.questions(open_only=True)) == 3
+                assert reader.next_due_ms() == 20
+
+    def test_a_wait_for_a_person_is_no_try(self, tmp_path: Path) -> None:
+        """A7: an attempt that an answer began does not count against a turn."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk)
+            desk.done(
+                bare(c.SuspendTurn(turn_id=TURN, attempt=1, at_ms=3)), bare(_start(chat, 2, 4))
+            )
+            desk.done(bare(_start(chat, 3, 5)))
+            with desk.reading() as reader:
+                turn = reader.turn(TURN)
+            assert turn is not None
+            assert (turn.attempt, turn.waits, turn.tries) == (3, 1, 2)
 
     def test_a_timer_fires_or_is_cancelled_once(self, tmp_path: Path) -> None:
         """A7: firing and accepting its inbound message are one unit."""
@@ -414,6 +480,7 @@ def _accept(chat: Conversation) -> c.AcceptInbound:
         digest="digest",
         at_ms=5,
         body=Inbound(text="hello", parts=None, reply_to={"id": 1}, meta={"n": [1.0]}),
+        reply_to={"id": 1},
     )
 
 

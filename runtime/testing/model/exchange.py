@@ -61,7 +61,8 @@ def mark_delivery(state: State, command: c.MarkDelivery) -> bool:
     else:
         fits = command.attempt == delivery.attempt and (
             delivery.state == "sending"
-            or (delivery.state == "unknown" and command.state in ("sent", "failed"))
+            or (delivery.state == "unknown" and command.state in ("pending", "sent", "failed"))
+            or (delivery.state == "failed" and command.state == "pending")
         )
     if not fits:
         refuse("stale", f"delivery {delivery.id}")
@@ -192,6 +193,7 @@ def set_timer(state: State, command: c.SetTimer) -> bool:
         due_ms=command.due_ms,
         inbound=command.inbound,
         set_ms=command.at_ms,
+        busy=command.busy,
     )
     stored = state.timers.get(given.id)
     if stored is not None:

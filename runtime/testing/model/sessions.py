@@ -254,7 +254,7 @@ def _forget_work(state: State, session_id: SessionId) -> None:
             state.dead_letters[turn_id] = replace(state.dead_letters[turn_id], reason="")
     for name, entry in state.inbox.items():
         if entry.turn_id in turns:
-            state.inbox[name] = replace(entry, body=None)
+            state.inbox[name] = replace(entry, body=None, reply_to=None)
     state.deliveries = {
         name: d
         for name, d in state.deliveries.items()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Blob,
         DeadLetter,
         Delivery,
+        DeliveryState,
         Effect,
         InboxEntry,
         Message,
@@ -215,6 +216,12 @@ class ModelReader:
         rows = self._state.transcripts.get(turn.session_id, ())
         return tuple(m for m in rows if m.turn_id == turn_id)
 
+    def said_since(self, session_id: SessionId, seq: int, limit: int = 200) -> tuple[Message, ...]:
+        rows = self._state.transcripts.get(session_id, ())
+        return tuple(m for m in rows if m.seq > seq and not m.carried and m.state != "rewound")[
+            :limit
+        ]
+
     def revision(self, session_id: SessionId) -> int:
         session = self._state.sessions.get(session_id)
         return 0 if session is None else session.revision
@@ -242,6 +249,10 @@ class ModelReader:
 
     def inbound(self, source: str, inbound_id: str) -> InboxEntry | None:
         return self._state.inbox.get((source, inbound_id))
+
+    def inbound_of_turn(self, turn_id: TurnId) -> tuple[InboxEntry, ...]:
+        entries = self._state.inbox.values()
+        return tuple(e for e in entries if turn_id in (e.turn_id, e.into))
 
     def oldest_ended_inbound_ms(self) -> int | None:
         turns = self._state.turns
@@ -284,21 +295,70 @@ class ModelReader:
         ]
         return tuple(is_open[:limit])
 
+    def deliveries(
+        self,
+        *,
+        state: DeliveryState | None = None,
+        source: str | None = None,
+        key: SessionKey | None = None,
+        limit: int = 100,
+        after: int | None = None,
+    ) -> tuple[tuple[Delivery, ...], int | None]:
+        found = [
+            (number, d)
+            for number, d in enumerate(self._state.deliveries.values())
+            if state in (None, d.state) and source in (None, d.source) and key in (None, d.key)
+        ]
+        page = [one for one in reversed(found) if after is None or one[0] < after][:limit]
+        return tuple(d for _, d in page), page[-1][0] if len(page) == limit else None
+
+    def last_delivery(self, key: SessionKey, source: str) -> Delivery | None:
+        posted = reversed(self._state.deliveries.values())
+        return next((d for d in posted if (d.key, d.source) == (key, source)), None)
+
     def effects(self, turn_id: TurnId) -> tuple[Effect, ...]:
         found = [e for e in self._state.effects.values() if e.turn_id == turn_id]
         return tuple(sorted(found, key=lambda e: (e.begun_ms, e.effect_key)))
 
-    def questions(self, key: SessionKey | None = None) -> tuple[Question, ...]:
-        found = [q for q in self._state.questions.values() if key in (None, q.key)]
-        return tuple(sorted(found, key=lambda q: (q.asked_ms, q.key, q.question_key)))
+    def question(self, key: SessionKey, question_key: str) -> Question | None:
+        return self._state.questions.get((key, question_key))
 
-    def timers(self, due_ms: int | None = None) -> tuple[Timer, ...]:
+    def questions(
+        self, key: SessionKey | None = None, *, open_only: bool = False, limit: int = 500
+    ) -> tuple[Question, ...]:
+        found = [
+            q
+            for q in self._state.questions.values()
+            if key in (None, q.key) and (q.state == "open" or not open_only)
+        ]
+        return tuple(sorted(found, key=lambda q: (q.asked_ms, q.key, q.question_key))[:limit])
+
+    def expired_questions(self, now_ms: int, limit: int = 500) -> tuple[Question, ...]:
+        over = [
+            (q.expires_ms, q.key, q.question_key, q)
+            for q in self._state.questions.values()
+            if q.state == "open" and q.expires_ms is not None and q.expires_ms <= now_ms
+        ]
+        return tuple(one[-1] for one in sorted(over, key=lambda one: one[:-1])[:limit])
+
+    def timer(self, timer_id: str) -> Timer | None:
+        return self._state.timers.get(timer_id)
+
+    def timers(
+        self, due_ms: int | None = None, *, key: SessionKey | None = None, limit: int = 500
+    ) -> tuple[Timer, ...]:
         waiting = [
             t
             for t in self._state.timers.values()
-            if t.state == "set" and (due_ms is None or t.due_ms <= due_ms)
+            if t.state == "set" and (due_ms is None or t.due_ms <= due_ms) and key in (None, t.key)
         ]
-        return tuple(sorted(waiting, key=lambda t: (t.due_ms, t.id)))
+        return tuple(sorted(waiting, key=lambda t: (t.due_ms, t.id))[:limit])
+
+    def next_due_ms(self) -> int | None:
+        questions = (q for q in self._state.questions.values() if q.state == "open")
+        times = [t.due_ms for t in self.timers(limit=2**31)]
+        times += [q.expires_ms for q in questions if q.expires_ms is not None]
+        return min(times, default=None)
 
     # Blobs and marks ----------------------------------------------------------------------------
 

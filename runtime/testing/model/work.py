@@ -55,6 +55,7 @@ def start_turn(state: State, command: c.StartTurn) -> bool:
         outcome=None,
         started_ms=command.at_ms,
         ended_ms=None,
+        waits=turn.waits + (turn.state == "waiting"),
     )
     return True
 
@@ -79,8 +80,13 @@ def end_turn(state: State, command: c.EndTurn) -> bool:
         refuse("stale", f"turn {turn.id}")
     if turn.state == "ended":
         refuse("conflict", f"outcome of turn {turn.id}")
-    ended = {"state": "ended", "outcome": command.outcome, "ended_ms": command.at_ms}
-    state.turns[turn.id] = replace(turn, **ended)
+    state.turns[turn.id] = replace(
+        turn,
+        state="ended",
+        outcome=command.outcome,
+        ended_ms=command.at_ms,
+        waits=turn.waits + (turn.state == "waiting"),
+    )
     state.take(*step)
     return True
 
@@ -101,7 +107,7 @@ def accept_inbound(state: State, command: c.AcceptInbound) -> bool:
     )
     entry = state.inbox.get(name)
     if entry is not None:
-        if replace(entry, body=None) == given:
+        if replace(entry, body=None, reply_to=None, into=None) == given:
             return False
         refuse("conflict", f"inbound {name}")
     turn = state.turns.get(command.turn_id)
@@ -109,7 +115,7 @@ def accept_inbound(state: State, command: c.AcceptInbound) -> bool:
         return False  # the row was pruned
     if _turn(state, command).key != command.key:
         refuse("invalid", "key")
-    state.inbox[name] = replace(given, body=command.body)
+    state.inbox[name] = replace(given, body=command.body, reply_to=command.reply_to)
     return True
 
 
@@ -118,7 +124,8 @@ def take_inbound(state: State, command: c.TakeInbound) -> bool:
     entry = state.inbox.get(name)
     if entry is None or entry.body is None:
         return False
-    state.inbox[name] = replace(entry, body=None)
+    into = state.known_turn(command.into)
+    state.inbox[name] = replace(entry, body=None, into=into)
     return True
 
 
