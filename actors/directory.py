@@ -36,6 +36,7 @@ from .line import (
     RuntimeClosedError,
     SessionBusyError,
     SessionCrashedError,
+    Settle,
     Submit,
     TurnPendingError,
 )
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..storage.identity import SessionId, SessionKey, TurnId
+    from ..storage.records import Question
     from .events import Position, Subscription
     from .line import Accepted, Letter, Surroundings
     from .page import LazyPage
@@ -106,6 +108,8 @@ class Directory:
     async def ask(self, key: SessionKey, source: str, message: Submit) -> Accepted: ...
     @overload
     async def ask(self, key: SessionKey, source: str, message: Interrupt) -> bool: ...
+    @overload
+    async def ask(self, key: SessionKey, source: str, message: Settle) -> Question: ...
     @overload
     async def ask(self, key: SessionKey, source: str, message: Operate[T]) -> T: ...
     async def ask(self, key: SessionKey, source: str, message: Letter) -> Any:

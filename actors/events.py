@@ -4,10 +4,11 @@
 | ------------------- | ----------------------------------------------------------------------- |
 | `turn.queued`       | the message is durable and waits                                        |
 | `turn.started`      | the turn's first rows are durable; the agent is called now              |
-| `message.delta`     | a piece of a message that is being written: provisional                 |
+| `message.delta`     | pieces of a message that is being written: provisional                  |
 | `message.committed` | the message is durable; carries its session id and seq                  |
 | `message.withdrawn` | something that was announced did not become durable                     |
 | `rotated`           | the key has a new session; `compacted`: the same one, shortened         |
+| `question.asked`    | the turn waits for a person; `question.ended`: it is answered, or over  |
 | `turn.ended`        | the turn's outcome is durable                                           |
 | `gap`               | events before this one are gone; read the transcript                    |
 | `dropped`           | this subscriber was too slow and gets nothing more                      |
@@ -15,6 +16,9 @@
 Keeps: numbers of one incarnation are 1, 2, 3, …; a window of the last events is kept, bounded, so
 that `after=` resumes without gap or repeat inside it; a slow subscriber never slows the turn. Only
 deltas are provisional; everything else is told after the commit that makes it true.
+
+Pieces that come faster than anybody reads are gathered into one delta before it gets its number:
+the first is told at once, the others when an interval is over, or when anything else is told.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import trio
 from msgspec import Struct
 
 from ..storage.identity import Incarnation, Seq, SessionId, SessionKey, TurnId, Uid
-from ..storage.records import Message, TurnOutcome
+from ..storage.records import Message, Question, TurnOutcome
 from .messages import size_of
 
 EventKind: TypeAlias = Literal[
@@ -37,6 +41,8 @@ EventKind: TypeAlias = Literal[
     "message.withdrawn",
     "rotated",
     "compacted",
+    "question.asked",
+    "question.ended",
     "turn.ended",
     "gap",
     "dropped",
@@ -44,6 +50,7 @@ EventKind: TypeAlias = Literal[
 Position: TypeAlias = tuple[int, int]
 _IDLE_EVENTS_KEPT = 64
 _IDLE_BYTES_KEPT = 64 * 1024
+_DELTA_LENGTH_MAX = 4096  # characters that are gathered at most, however fast they come
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):
@@ -59,6 +66,7 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     text: str | None = None
     message: Message | None = None
     outcome: TurnOutcome | None = None
+    question: Question | None = None
 
     @property
     def provisional(self) -> bool:
@@ -125,12 +133,28 @@ class Subscription(trio.abc.ReceiveChannel[Event]):
 
 
 @final
+class _Gathered:
+    """Pieces of one message that are not told yet."""
+
+    __slots__ = ("length", "pieces", "session_id", "told_s", "turn_id", "uid")
+
+    def __init__(self, session_id: SessionId, turn_id: TurnId, uid: Uid) -> None:
+        self.session_id = session_id
+        self.turn_id = turn_id
+        self.uid = uid
+        self.pieces: list[str] = []
+        self.length = 0
+        self.told_s = float("-inf")  # when the last delta of this message was
+
+
+@final
 class Stream:
     """The events of one key. Outlives the actor's incarnations."""
 
     __slots__ = (
         "_bytes_max",
         "_events",
+        "_gathered",
         "_incarnation",
         "_key",
         "_number",
@@ -147,6 +171,7 @@ class Stream:
         self._incarnation: Incarnation | None = None
         self._number = 0
         self._events: deque[Event] | None = None
+        self._gathered: _Gathered | None = None
         self._subscriptions: list[Subscription] = []
 
     @property
@@ -156,7 +181,39 @@ class Stream:
     def begin(self, incarnation: Incarnation) -> None:
         """A new actor: its events are numbered from 1."""
         self._incarnation, self._number = incarnation, 0
-        self._events, self.size_bytes = None, 0
+        self._events, self.size_bytes, self._gathered = None, 0, None
+
+    def delta(
+        self, session_id: SessionId, turn_id: TurnId, uid: Uid, piece: str, interval_s: float
+    ) -> bool:
+        """One more piece of a message; true if somebody must `flush` when the interval is over."""
+        gathered = self._gathered
+        if gathered is None or gathered.uid != uid:
+            self.flush()
+            gathered = self._gathered = _Gathered(session_id, turn_id, uid)
+        waited = bool(gathered.pieces)
+        gathered.pieces.append(piece)
+        gathered.length += len(piece)
+        now = trio.current_time()
+        if now - gathered.told_s >= interval_s or gathered.length >= _DELTA_LENGTH_MAX:
+            self.flush()
+            return False
+        return not waited and self.watched
+
+    def flush(self) -> None:
+        """Tell what was gathered."""
+        gathered = self._gathered
+        if gathered is None or not gathered.pieces:
+            return
+        text, gathered.pieces, gathered.length = "".join(gathered.pieces), [], 0
+        gathered.told_s = trio.current_time()
+        self._publish(
+            "message.delta",
+            session_id=gathered.session_id,
+            turn_id=gathered.turn_id,
+            uid=gathered.uid,
+            text=text,
+        )
 
     def publish(
         self,
@@ -168,6 +225,32 @@ class Stream:
         uid: Uid | None = None,
         message: Message | None = None,
         outcome: TurnOutcome | None = None,
+        question: Question | None = None,
+    ) -> None:
+        """Tell something, behind what was gathered before it."""
+        self.flush()
+        self._publish(
+            kind,
+            session_id=session_id,
+            turn_id=turn_id,
+            text=text,
+            uid=uid,
+            message=message,
+            outcome=outcome,
+            question=question,
+        )
+
+    def _publish(
+        self,
+        kind: EventKind,
+        *,
+        session_id: SessionId | None,
+        turn_id: TurnId | None,
+        text: str | None,
+        uid: Uid | None = None,
+        message: Message | None = None,
+        outcome: TurnOutcome | None = None,
+        question: Question | None = None,
     ) -> None:
         assert self._incarnation is not None
         self._number += 1
@@ -182,6 +265,7 @@ class Stream:
             text=text,
             message=message,
             outcome=outcome,
+            question=question,
         )
         if self._events is None:
             self._events = deque()
@@ -199,6 +283,7 @@ class Stream:
         Without `after`, a turn's own events from its beginning, or a key's from now on. A turn that
         is `over` has an end, even if its last event is gone: then it is a gap.
         """
+        self.flush()
         kept = self._events or ()
         first = kept[0].position[1] if kept else self._number + 1
         replayed = list(kept)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..storage.records import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..storage.identity import Uid
     from ..storage.records import ToolCall
@@ -33,16 +33,25 @@ def open_calls(messages: Iterable[Draft]) -> dict[str, ToolCall]:
 
 
 def closing_results(
-    calls: Iterable[ToolCall], why: str, fresh_uid: Callable[[], Uid], now_ms: int
+    calls: Iterable[ToolCall],
+    why: str,
+    fresh_uid: Callable[[], Uid],
+    now_ms: int,
+    fates: Mapping[str, str] | None = None,
 ) -> tuple[Draft, ...]:
-    """A stored result for each call that will get none, which says so."""
+    """A stored result for each call that will get none, which says so.
+
+    `fates` is what is known of the side effects that bear the calls' ids: a model that reads that
+    one was done has no reason to do it again.
+    """
     return tuple(
         Draft(
             uid=fresh_uid(),
             role="tool",
             tool_call_id=call.id,
             name=call.name or None,
-            text=f"no result: {why}",
+            text=f"no result: {why}"
+            + (f"; {fates[call.id]}" if fates and call.id in fates else ""),
             created_ms=now_ms,
             meta={"closed": why},
         )

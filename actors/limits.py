@@ -38,6 +38,16 @@ class SessionSettings(Struct, frozen=True, kw_only=True):
     ] = 5.0
     hook_deadline_s: Annotated[float, _seconds("How long one call of a hook may take.")] = 5.0
 
+    turn_tries_max: Annotated[
+        int, _bound("Times that a crash may cut one turn; then its message is set aside.")
+    ] = 3
+    question_timeout_s: Annotated[
+        float, _seconds("How long a question to a person stays open, unless it says otherwise.")
+    ] = 24 * 3600.0
+    delta_interval_s: Annotated[
+        float, _seconds("Pieces of a message that come faster are shown together.")
+    ] = 0.05
+
     dedupe_kept_s: Annotated[
         float, _seconds("How long an inbound id is known after its message was accepted.")
     ] = 7 * 24 * 3600.0
@@ -85,3 +95,19 @@ class SessionSettings(Struct, frozen=True, kw_only=True):
     recovery_concurrency_max: Annotated[
         int, _bound("Keys that are recovered at the same time after a start.")
     ] = 64
+
+
+class DeliverySettings(Struct, frozen=True, kw_only=True):
+    """Bounds and patience of what is sent."""
+
+    running_max: Annotated[int, _bound("Deliveries under way at once, for each source.")] = 64
+    waiting_max: Annotated[
+        int, _bound("Deliveries in memory; what is beyond that waits in storage.")
+    ] = 10_000
+    deadline_s: Annotated[
+        float,
+        _seconds("How long one attempt may take, and whoever took a delivery to acknowledge it."),
+    ] = 30.0
+    tries_max: Annotated[int, _bound("Attempts before a delivery is given up.")] = 10
+    backoff_s: Annotated[float, _seconds("The pause behind the first attempt that failed.")] = 0.5
+    backoff_max_s: Annotated[float, _seconds("The longest pause between attempts.")] = 60.0

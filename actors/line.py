@@ -18,21 +18,25 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from ..storage import records
+    from ..storage.commands import AnyCommand
     from ..storage.identity import Clock, Ids, SessionKey, TurnId
-    from ..storage.records import Disposition
+    from ..storage.records import Disposition, Effect
+    from .courier import Courier
     from .hooks import Hooks
     from .limits import SessionSettings
-    from .messages import Inbound
-    from .reception import Busy
+    from .outbox import Target
     from .replies import Reply
     from .session import Session
     from .slots import Slots
+    from .sources import Busy, ResetPolicy
     from .tickets import Ticket
     from .warm import AgentSource
     from .writer import WriterRef
 
 
 T_co = TypeVar("T_co", covariant=True)
+
+SHUTDOWN = "shutdown"  # the cause that leaves alone what a restart may leave alone
 
 
 class SessionBusyError(OnepenError):
@@ -71,7 +75,7 @@ class TurnPendingError(RuntimeClosedError):
 class Submit(NamedTuple):
     """An inbound message for the session."""
 
-    inbound: Inbound
+    body: records.Inbound
     inbound_id: str
     source: str
     digest: str
@@ -79,6 +83,8 @@ class Submit(NamedTuple):
     repeatable: bool  # it has an id of its own, so that it may come again
     busy: Busy = "queue"
     debounce_s: float = 0.0
+    reset: ResetPolicy | None = None
+    along: tuple[AnyCommand, ...] = ()  # what is done by accepting it, in the same unit
 
 
 class Interrupt(NamedTuple):
@@ -88,15 +94,29 @@ class Interrupt(NamedTuple):
     cause: str
 
 
+class Settle(NamedTuple):
+    """An answer to a question, or its end without one. Without a key, to the only open one."""
+
+    question_key: str | None
+    state: Literal["answered", "expired"]
+    answer: str | None = None
+    by: str | None = None
+
+
 class Operate(NamedTuple, Generic[T_co]):
-    """Something to be done to the session when no turn is in the way."""
+    """Something to be done to the session when no turn is in the way.
+
+    `beside` says that a turn which waits for a person is not in its way.
+    """
 
     name: str
     run: Callable[[Session], Awaitable[T_co]]
     interrupts: bool
+    beside: bool = False
 
 
-Letter: TypeAlias = "Submit | Interrupt | Operate[Any]"  # what a session's mailbox carries
+# What a session's mailbox carries.
+Letter: TypeAlias = "Submit | Interrupt | Settle | Operate[Any]"
 
 
 class Said(NamedTuple):
@@ -116,6 +136,9 @@ class Waiting(NamedTuple):
     attempt: int = 1
     stored: bool = False  # found in storage, by an actor that was started later
     not_before_s: float = 0.0
+    targets: tuple[Target, ...] = ()  # who is answered beside those who speak here
+    effects: tuple[Effect, ...] = ()  # what its earlier attempts have done to the world
+    asks: tuple[str, ...] = ()  # the questions that they have left open
 
     @property
     def source(self) -> str:
@@ -130,7 +153,7 @@ class Accepted(NamedTuple):
     """What a session did with an inbound message; `durable` says when that is on disk."""
 
     turn_id: TurnId
-    disposition: Disposition | Literal["rejected"]
+    disposition: Disposition | Literal["rejected", "scheduled"]
     position: int
     durable: Callable[[], Awaitable[object]]
     reply: Answer[Reply]
@@ -146,6 +169,7 @@ class Counters:
         "agents_stuck",
         "compactions",
         "crashes",
+        "dead_letters",
         "evicted",
         "reloads",
         "repeats",
@@ -161,6 +185,7 @@ class Counters:
         self.activated = self.evicted = self.crashes = self.reloads = self.repeats = 0
         self.turns_started = self.turns_ended = self.turns_queued = self.turns_recovered = 0
         self.rotations = self.compactions = self.report_rows_dropped = self.agents_stuck = 0
+        self.dead_letters = 0
 
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -177,6 +202,7 @@ class Surroundings(NamedTuple):
     agents: AgentSource
     slots: Slots
     counters: Counters
+    courier: Courier
     context: Context
     on_idle: Callable[[SessionKey], None]
 

@@ -55,7 +55,7 @@ class MailboxClosedError(OnepenError):
 class Answer(Generic[T]):
     """The promise of one answer. Given once; may be waited for by many, or by nobody."""
 
-    __slots__ = ("_box", "_outcome", "_waiters")
+    __slots__ = ("__weakref__", "_box", "_outcome", "_waiters")
 
     def __init__(self) -> None:
         self._outcome: outcome.Outcome[T] | None = None

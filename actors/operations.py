@@ -2,7 +2,8 @@
 
 | operation                                                  | the running turn               |
 | ---------------------------------------------------------- | ------------------------------ |
-| `rotate`, `compact`, `branch`, `open_session`, `set_title` | is waited for                  |
+| `branch`, `open_session`, `post`                           | is waited for                  |
+| `rotate`, `compact`, `set_title`                           | so too, unless it waits itself |
 | `switch`, `reset`, `rewind`, `restore`, `close`, `reopen`  | is interrupted and stored first |
 
 Keeps: a key's session changes only by a committed route write (contract B5); memory follows behind
@@ -15,29 +16,27 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..storage.commands import (
-    ReopenSession,
-    Restore,
-    Rewind,
-)
-from ..storage.errors import (
-    MissingError,
-    SessionEndedError,
-)
+from msgspec.structs import replace
+
+from ..storage.commands import ReopenSession, Restore, Rewind
+from ..storage.errors import ConflictError, MissingError, SessionEndedError
 from ..storage.identity import Seq, SessionId, TurnId
-from ..storage.units import Guard
+from ..storage.units import Guard, Refused
 from . import compression
 from .exchanges import closing_results, open_calls
 from .finalize import Finalized, finalize
-from .line import Operate
+from .line import SHUTDOWN, Operate
+from .messages import draft_of
+from .outbox import Target, delivery_of, posting
 from .titles import give_title
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..storage.commands import PostDelivery
     from ..storage.engine import Reader
     from ..storage.identity import Uid
-    from ..storage.records import Message, TitleOrigin, ToolCall
+    from ..storage.records import Delivery, Message, TitleOrigin, ToolCall
     from .compression import Compression
     from .page import Page
     from .session import Session
@@ -58,24 +57,35 @@ def rotate(asked: Compression) -> Operate[SessionId]:
     async def run(session: Session) -> SessionId:
         useless_max = session.settings.useless_compressions_max
         _check_open(session)
-        child_id = await compression.rotate(session.scribe, asked, useless_max)
+        keeping = _keeping_turn(session, asked)
+        child_id = await compression.rotate(session.scribe, keeping, useless_max)
         _seen(session)
         return child_id
 
-    return Operate("rotate", run, interrupts=False)
+    return Operate("rotate", run, interrupts=False, beside=True)
 
 
 def compact(asked: Compression) -> Operate[SessionId]:
     async def run(session: Session) -> SessionId:
         useless_max = session.settings.useless_compressions_max
         _check_open(session)
-        session_id = await compression.compact(session.scribe, asked, useless_max)
+        keeping = _keeping_turn(session, asked)
+        session_id = await compression.compact(session.scribe, keeping, useless_max)
         session.surroundings.counters.compactions += 1
         session.line.stream.publish("compacted", session_id=session_id)
         _seen(session)
         return session_id
 
-    return Operate("compact", run, interrupts=False)
+    return Operate("compact", run, interrupts=False, beside=True)
+
+
+def _keeping_turn(session: Session, asked: Compression) -> Compression:
+    """A turn that waits for a person is carried whole: it will go on."""
+    turn_id = next(iter(session.parked), None)
+    if session.turn is not None:
+        turn_id = session.turn.waiting.turn_id
+    # By its first row, and not as what stands at the end: others may have spoken behind it.
+    return asked if turn_id is None else asked._replace(turn_id=turn_id, attempt=2)
 
 
 def _seen(session: Session) -> None:
@@ -208,7 +218,48 @@ def set_title(title: str, origin: TitleOrigin) -> Operate[bool]:
     async def run(session: Session) -> bool:
         return await give_title(session.scribe, title, origin)
 
-    return Operate("set_title", run, interrupts=False)
+    return Operate("set_title", run, interrupts=False, beside=True)
+
+
+def post(text: str, target: Target | None, source: str, post_id: str | None) -> Operate[Delivery]:
+    """An assistant's row that answers nobody, and its delivery: one unit."""
+
+    async def run(session: Session) -> Delivery:
+        scribe = session.scribe
+        delivery_id = None if post_id is None else f"post:{source}:{post_id}"
+
+        def look(reader: Reader) -> tuple[Delivery | None, Delivery | None]:
+            known = None if delivery_id is None else reader.delivery(delivery_id)
+            return known, reader.last_delivery(scribe.key, source)
+
+        known, last = await scribe.read(look)
+        if known is not None:
+            if (known.key, known.text) != (scribe.key, text):
+                raise ConflictError(f"delivery {delivery_id}", known.key, scribe.key)
+            return known
+        # Where nobody has said where to, and nothing was sent before, the key says it.
+        to = target or Target(source, {} if last is None else last.target)
+        draft = draft_of(text, scribe.fresh_uid, scribe.now())
+        await scribe.room()
+
+        def commands() -> tuple[PostDelivery, ...]:
+            posted = posting(scribe, (to,), text, "post", uid=draft.uid)
+            if delivery_id is not None:
+                posted = tuple(replace(one, delivery_id=delivery_id) for one in posted)
+            return posted
+
+        created = not scribe.page.stored or scribe.page.end_kind == "boundary"
+        ticket, sent = scribe.say(draft, commands)
+        receipt = await scribe.receipt_of(ticket)
+        if isinstance(receipt, Refused):
+            raise receipt.error()
+        session.follow_page()
+        _seen(session)
+        if created:
+            await session.tell_session_start()
+        return delivery_of(sent)
+
+    return Operate("post", run, interrupts=False)
 
 
 # Ends ----------------------------------------------------------------------------------------
@@ -230,7 +281,7 @@ def suspend(reason: str) -> Operate[Finalized]:
         session.stopping = True
         return await finalize(session, reason, "suspension")
 
-    return Operate("shutdown", run, interrupts=True)
+    return Operate(SHUTDOWN, run, interrupts=True)
 
 
 def rest() -> Operate[None]:

@@ -18,13 +18,13 @@ With a debounce a collected turn starts only when nothing more has come for that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 import trio
-from msgspec import Struct
 
 from ..storage.commands import AcceptInbound, OpenTurn
 from ..storage.units import Durable
+from . import moves
 from .line import Accepted, Said, SessionBusyError, Waiting
 from .mailbox import Answer
 
@@ -39,23 +39,14 @@ if TYPE_CHECKING:
     from .replies import Reply
     from .session import Session
 
-Busy: TypeAlias = Literal["queue", "collect", "steer", "interrupt", "latest", "reject"]
-BUSY_POLICIES: tuple[Busy, ...] = get_args(Busy)
-
-
-class SourcePolicy(Struct, frozen=True, kw_only=True):
-    """How messages of one source are taken, unless the call says otherwise."""
-
-    busy: Busy = "queue"
-    debounce_s: float = 0.0
-    """With `collect`: a turn starts when nothing more has come for this long."""
-
 
 def accept(session: Session, submit: Submit) -> Accepted:
     """Take a message in; with room in hand and no checkpoint."""
     line, waiting = session.line, session.waiting
-    said = Said(submit.source, submit.inbound_id, submit.inbound.body())
-    busy = session.turn is not None or bool(waiting)
+    said = Said(submit.source, submit.inbound_id, submit.body)
+    busy = session.turn is not None or bool(waiting) or bool(session.parked)
+    if not busy:
+        _begin_anew_if_due(session, submit)
     if busy and submit.busy == "reject":
         return _rejected(session, submit)
     if submit.busy == "collect" and waiting and waiting[-1].attempt == 1:
@@ -68,9 +59,10 @@ def accept(session: Session, submit: Submit) -> Accepted:
     if len(waiting) - len(superseded) >= session.settings.waiting_per_key_max:
         raise SessionBusyError(session.key, 1.0, why=f"{len(waiting)} messages wait already")
     debounce_s = submit.debounce_s if submit.busy == "collect" else 0.0
-    start = session.may_start and debounce_s <= 0 and session.surroundings.slots.take()
+    start = session.may_start and debounce_s <= 0 and session.claim.take()
     disposition: Disposition = "started" if start else "superseded" if superseded else "queued"
     opened = (
+        *submit.along,
         OpenTurn(turn_id=submit.turn_id, key=line.key, at_ms=session.scribe.now()),
         _acceptance(session, submit, said, submit.turn_id, disposition, keep=not start),
     )
@@ -85,7 +77,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
         ticket = session.scribe.note(opened, then=_announcing(session, submit))
     except BaseException:
         if start and session.turn is None:
-            session.surroundings.slots.give_back()
+            session.claim.give_back()
         line.replies.pop(submit.turn_id, None)
         session.accepting.forget(submit.source, submit.inbound_id)
         raise
@@ -120,7 +112,17 @@ def _acceptance(
         digest=submit.digest,
         at_ms=session.scribe.now(),
         body=said.body if keep else None,
+        reply_to=said.body.reply_to,
     )
+
+
+def _begin_anew_if_due(session: Session, submit: Submit) -> None:
+    """The message is the first of a new session, if its source says that the old one is over."""
+    page = session.scribe.page
+    if submit.reset is None or not page.messages or page.end_kind == "boundary":
+        return
+    if submit.reset.due(page.messages[-1].created_ms, session.scribe.now()):
+        session.operate(moves.reset("expired"))
 
 
 def _announcing(session: Session, submit: Submit) -> Callable[[Receipt], None]:
@@ -145,7 +147,7 @@ def _merge(session: Session, submit: Submit, said: Said) -> Accepted:
     if sum(len(one.said) for one in session.waiting) >= session.settings.waiting_per_key_max:
         raise SessionBusyError(session.key, 1.0, why="too many messages wait already")
     turn_id = before.turn_id
-    command: AnyCommand = _acceptance(session, submit, said, turn_id, "merged", keep=True)
+    accepted: AnyCommand = _acceptance(session, submit, said, turn_id, "merged", keep=True)
 
     def without(waiting: Waiting) -> Waiting:
         kept = tuple(one for one in waiting.said if one is not said)
@@ -156,7 +158,7 @@ def _merge(session: Session, submit: Submit, said: Said) -> Accepted:
             session.accepting.forget(submit.source, submit.inbound_id)
             session.replace_waiting(turn_id, without)
 
-    ticket = session.scribe.note((command,), then=received)
+    ticket = session.scribe.note((*submit.along, accepted), then=received)
     if submit.repeatable:
         session.accepting.note(session.line.key, submit._replace(turn_id=turn_id))
     not_before_s = trio.current_time() + submit.debounce_s
@@ -174,6 +176,7 @@ def _steer(session: Session, submit: Submit, said: Said) -> Accepted:
     """
     assert session.turn is not None
     opened = (
+        *submit.along,
         OpenTurn(turn_id=submit.turn_id, key=session.line.key, at_ms=session.scribe.now()),
         _acceptance(session, submit, said, submit.turn_id, "steered", keep=True),
     )

@@ -1,32 +1,51 @@
-"""Turns that were cut off, and messages that will have no turn.
+"""Turns that were cut off, turns that wait for a person, and messages that will have no turn.
 
 Keeps: a turn that was running when its actor or the process died is marked, with results for the
-tool calls that it left open, or resumed from the stored transcript; nothing is ever replayed
-(contract I7). A turn that keeps dying is marked, whatever the policy: perhaps it is what kills us.
-Idempotent: what is marked is marked, and killed half-way it is done again by the key's next actor.
+tool calls that it left open and a notice for whoever waits for the answer, in one unit; or resumed
+from the stored transcript; nothing is ever replayed (contract I7, F7). A turn that keeps dying is
+set aside, whatever the policy: perhaps it is what kills us. One that waits for a person is left
+alone until it is answered. Idempotent: what is marked is marked, and killed half-way it is done
+again by the key's next actor.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, final
 
-from ..storage.commands import EndTurn, TakeInbound
+from ..storage.commands import EndTurn, SetAside, TakeInbound
 from ..storage.records import Inbound, TurnOutcome
 from ..storage.units import Durable
+from .effects import fates_of, unknown_effects
 from .exchanges import closing_results, open_calls
 from .line import Said, Waiting
+from .outbox import posting, targets_in, targets_of
+from .questions import withdrawing
 from .raised import said_by
 from .replies import Reply, reply_text, storable
 
 if TYPE_CHECKING:
     from ..storage.commands import AnyCommand
+    from ..storage.engine import Reader
     from ..storage.errors import OnepenError
-    from ..storage.identity import TurnId
+    from ..storage.identity import SessionId, TurnId
+    from ..storage.records import Effect, InboxEntry
     from ..storage.records import Turn as StoredTurn
     from .page import Loaded
     from .session import Session
 
-ATTEMPTS_MAX = 3
+
+@final
+class Parked:
+    """A turn that an earlier actor left waiting, and the questions that it waits for."""
+
+    __slots__ = ("asks", "turn")
+
+    def __init__(self, turn: StoredTurn, asks: set[str]) -> None:
+        self.turn = turn
+        self.asks = asks
+
+
+# Messages that will have no turn -------------------------------------------------------------
 
 
 async def drop_queued(session: Session, waiting: Waiting, error: OnepenError) -> None:
@@ -45,26 +64,46 @@ async def end_waiting(session: Session, waiting: Waiting, outcome: TurnOutcome) 
     end = EndTurn(
         turn_id=waiting.turn_id, attempt=waiting.attempt - 1, outcome=outcome, at_ms=scribe.now()
     )
-    commands: tuple[AnyCommand, ...] = (end,)
+    targets = (*waiting.targets, *targets_of(waiting.said))
+    told = posting(scribe, targets, reply_text(outcome), "reply", turn_id=waiting.turn_id)
+    commands: tuple[AnyCommand, ...] = (end, *told)
     if waiting.attempt == 1:
-        commands = (*taking(waiting), end)
+        commands = (*taking(waiting), *commands)
     await scribe.room()
     receipt = await scribe.receipt_of(scribe.note(commands))
     if not isinstance(receipt, Durable):
         raise receipt.error()
-    session_id = scribe.page.session_id
+    _tell(session, waiting.turn_id, scribe.page.session_id, outcome)
+
+
+def _tell(session: Session, turn_id: TurnId, session_id: SessionId, outcome: TurnOutcome) -> None:
+    """Those who follow a turn hear of its end, now that it is durable."""
+    scribe, text = session.scribe, reply_text(outcome)
+    page = scribe.page
     session.line.stream.publish(
-        "turn.ended", session_id=session_id, turn_id=waiting.turn_id, outcome=outcome
+        "turn.ended", session_id=session_id, turn_id=turn_id, text=text, outcome=outcome
     )
     session.line.give_reply(
         Reply(
-            text=reply_text(outcome),
+            text=text,
             outcome=outcome,
-            turn_id=waiting.turn_id,
+            turn_id=turn_id,
             session_id=session_id,
+            messages=tuple(m for m in page.messages if m.turn_id == turn_id),
             durable=scribe.writer.durable,
         )
     )
+
+
+def taking(waiting: Waiting, into: TurnId | None = None) -> tuple[AnyCommand, ...]:
+    """Its messages leave the inbox: for the transcript, or for good."""
+    return tuple(
+        TakeInbound(source=said.source, inbound_id=said.inbound_id, into=into)
+        for said in waiting.said
+    )
+
+
+# Turns that were cut off -----------------------------------------------------------------------
 
 
 async def recover(session: Session, loaded: Loaded) -> None:
@@ -77,71 +116,150 @@ async def recover(session: Session, loaded: Loaded) -> None:
     for turn in loaded.turns:
         if turn.state == "running":
             may_resume = session.settings.recovery == "resume" and session.crash is None
-            again = going_on(session, turn) if may_resume else None
+            again = await going_on(session, turn) if may_resume else None
             if again is not None:
                 session.waiting.append(again)
             else:
                 await _mark(session, turn)
+        elif turn.state == "waiting":
+            await _park(session, turn)
         elif turn.state == "queued" and turn.id in said:
             session.waiting.append(Waiting(turn.id, tuple(said[turn.id]), stored=True))
 
 
-def taking(waiting: Waiting) -> tuple[AnyCommand, ...]:
-    """Its messages leave the inbox: for the transcript, or for good."""
-    return tuple(
-        TakeInbound(source=said.source, inbound_id=said.inbound_id) for said in waiting.said
-    )
-
-
-def going_on(session: Session, turn: StoredTurn) -> Waiting | None:
+async def going_on(session: Session, turn: StoredTurn) -> Waiting | None:
     """A turn that was cut, for one more attempt; not too often, and only where its messages are."""
+    if turn.tries >= session.settings.turn_tries_max:
+        return None
+    return await _again(session, turn)
+
+
+async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
+    entries, effects, asks = await _what_belongs(session, turn.id)
+    rows = [m for m in session.scribe.page.messages if m.turn_id == turn.id and m.role == "user"]
+    if not rows:
+        return None
+    source = entries[0].source if entries else ""
     said = tuple(
         Said(
-            "",
-            "",
-            Inbound(text=m.text, parts=m.parts, user=m.user, meta=m.meta, blobs=m.blobs),
+            source, "", Inbound(text=m.text, parts=m.parts, user=m.user, meta=m.meta, blobs=m.blobs)
         )
-        for m in session.scribe.page.messages
-        if m.turn_id == turn.id and m.role == "user"
+        for m in rows
     )
-    if not said or turn.attempt >= ATTEMPTS_MAX:
-        return None
-    return Waiting(turn.id, said, attempt=turn.attempt + 1, stored=True)
+    return Waiting(
+        turn.id,
+        said,
+        attempt=turn.attempt + 1,
+        stored=True,
+        targets=targets_in(entries),
+        effects=effects,
+        asks=asks,
+    )
+
+
+class _Belongings(NamedTuple):
+    """What is stored of a turn beside its rows: whom it answers, what it did, what it asks."""
+
+    entries: tuple[InboxEntry, ...]
+    effects: tuple[Effect, ...]
+    asks: tuple[str, ...]
+
+
+async def _what_belongs(session: Session, turn_id: TurnId) -> _Belongings:
+    key = session.line.key
+
+    def look(reader: Reader) -> _Belongings:
+        opened = reader.questions(key, open_only=True)
+        return _Belongings(
+            reader.inbound_of_turn(turn_id),
+            reader.effects(turn_id),
+            tuple(question.question_key for question in opened if question.turn_id == turn_id),
+        )
+
+    return await session.scribe.writer.read(look)
 
 
 async def _mark(session: Session, turn: StoredTurn) -> None:
-    """Store the end of a turn whose actor died, and results for the calls that it left open."""
-    scribe = session.scribe
+    """Store the end of a turn whose actor died."""
+    aside: tuple[AnyCommand, ...] = ()
     if session.crash is not None:
         text = f"the session's actor crashed: {said_by(session.crash)}"
         outcome = TurnOutcome(kind="failed", error=storable(text), cause="crash")
+    elif turn.tries >= session.settings.turn_tries_max:
+        reason = f"it was cut off {turn.tries} times, and is set aside"
+        outcome = TurnOutcome(kind="failed", error=reason, cause="dead_letter")
+        letter = SetAside(
+            turn_id=turn.id, reason=reason, tries=turn.tries, at_ms=session.scribe.now()
+        )
+        aside = (letter,)
+        session.surroundings.counters.dead_letters += 1
     else:
         outcome = TurnOutcome(kind="interrupted", cause="crash")
-    end = EndTurn(turn_id=turn.id, attempt=turn.attempt, outcome=outcome, at_ms=scribe.now())
-    page = scribe.page
+    await _end(session, turn, outcome, aside)
+    session.surroundings.counters.turns_recovered += 1
+
+
+async def _end(
+    session: Session,
+    turn: StoredTurn,
+    outcome: TurnOutcome,
+    more: tuple[AnyCommand, ...] = (),
+) -> None:
+    """The end of a turn that nobody runs: results for its open calls, and a word to the user."""
+    scribe = session.scribe
+    entries, effects, asks = await _what_belongs(session, turn.id)
+    page, now = scribe.page, scribe.now()
     here = turn.session_id == page.session_id and page.stored and page.end_kind is None
+    text = reply_text(outcome)
     await scribe.room()
+    closing: tuple[AnyCommand, ...] = (
+        *unknown_effects(effects, now),
+        *withdrawing(scribe.key, asks, now),
+        EndTurn(turn_id=turn.id, attempt=turn.attempt, outcome=outcome, at_ms=now),
+        *more,
+        *posting(scribe, targets_in(entries), text, "reply", turn_id=turn.id),
+    )
     if here:
         calls = open_calls(m for m in page.messages if m.turn_id == turn.id)
         why = "the process died before there was one"
-        rows = closing_results(calls.values(), why, scribe.fresh_uid, scribe.now())
-        ticket = scribe.write(rows, turn_id=turn.id, after=(end,))
+        if outcome.cause not in ("crash", "dead_letter"):
+            why = f"the turn was {outcome.kind}"
+        fates = fates_of(effects)
+        rows = closing_results(calls.values(), why, scribe.fresh_uid, now, fates)
+        ticket = scribe.write(rows, turn_id=turn.id, after=closing)
     else:
-        ticket = scribe.note((end,))
+        ticket = scribe.note(closing)
     receipt = await scribe.receipt_of(ticket)
     if not isinstance(receipt, Durable):
         raise receipt.error()
-    session.surroundings.counters.turns_recovered += 1
-    session.line.stream.publish(
-        "turn.ended", session_id=turn.session_id, turn_id=turn.id, outcome=outcome
-    )
-    session.line.give_reply(
-        Reply(
-            text=reply_text(outcome),
-            outcome=outcome,
-            turn_id=turn.id,
-            session_id=turn.session_id or page.session_id,
-            messages=tuple(m for m in page.messages if m.turn_id == turn.id),
-            durable=scribe.writer.durable,
-        )
-    )
+    _tell(session, turn.id, turn.session_id or page.session_id, outcome)
+
+
+# Turns that wait for a person ----------------------------------------------------------------
+
+
+async def _park(session: Session, turn: StoredTurn) -> None:
+    """Leave it alone until it is answered; if that has happened, it goes on."""
+    asks = (await _what_belongs(session, turn.id)).asks
+    parked = session.parked[turn.id] = Parked(turn, set(asks))
+    if not asks:
+        await unpark(session, parked)
+
+
+async def unpark(session: Session, parked: Parked) -> None:
+    """Everything that it asked has an answer: its next attempt is the next turn."""
+    again = await _again(session, parked.turn)
+    if session.parked.get(parked.turn.id) is not parked:
+        return  # it was stopped meanwhile
+    if again is None:
+        # Its session is no longer the key's: there is nothing that it could go on with.
+        session.interrupt("moved", parked.turn.id)
+        return
+    del session.parked[parked.turn.id]
+    session.waiting.insert(0, again)
+    session.go_on()
+
+
+async def end_parked(session: Session, parked: Parked, outcome: TurnOutcome) -> None:
+    """It was stopped before it was answered; its questions are withdrawn."""
+    await _end(session, parked.turn, outcome)

@@ -102,6 +102,8 @@ def _alive(session: Session, turn_id: TurnId) -> Accepted | None:
         if one.turn_id == turn_id and one.ticket is not None:
             durable = one.ticket.durable
             return Accepted(turn_id, "steered", 0, durable, reply(turn_id), repeated=True)
+    if turn_id in session.parked:
+        return Accepted(turn_id, "started", 0, _at_once, reply(turn_id), repeated=True)
     for position, waiting in enumerate(session.waiting, 1):
         if waiting.turn_id == turn_id:
             ticket = waiting.ticket
@@ -128,7 +130,10 @@ async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
         # It was answered with the turn that it was steered into.
         into = TurnId(str((turn.outcome.detail or {}).get("into")))
         return _alive(session, into) or await _stored(session, into)
-    again = going_on(session, turn) if _was_cut(turn) else None
+    again = await going_on(session, turn) if _was_cut(turn) else None
+    alive = _alive(session, turn_id)  # or another repeat has begun it meanwhile
+    if alive is not None:
+        return alive
     if again is not None:
         session.wait_in_line(again)
         position = len(session.waiting)

@@ -18,6 +18,7 @@ Keeps:
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import msgspec
@@ -29,6 +30,7 @@ from ..storage.commands import (
     Compact,
     CreateSession,
     OpenIncarnation,
+    PostDelivery,
     ReopenSession,
     Rotate,
     SetRoute,
@@ -37,16 +39,15 @@ from ..storage.commands import (
 from ..storage.errors import (
     InvariantError,
     OnepenError,
-    OutcomeUnknownError,
     StorageUnavailableError,
 )
 from ..storage.identity import Seq, SessionId, Uid
-from ..storage.units import Durable, Guard, Refused, Unit, Unknown
+from ..storage.units import Durable, Guard, Refused, Unit
 from .hold import Held, Hold
 from .page import Page, load, message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from ..storage.commands import AnyCommand
     from ..storage.engine import Reader
@@ -76,6 +77,9 @@ class ScribeEvents:
 
     def on_moved(self, page: Page) -> None:
         """The key has another session now, durably."""
+
+    def on_posted(self, deliveries: Sequence[PostDelivery]) -> None:
+        """These are durable, and may be sent."""
 
 
 @final
@@ -188,17 +192,7 @@ class Scribe:
 
         Those who wait for the answers are told that it is; the answers themselves stay open.
         """
-        while True:
-            try:
-                receipt = await ticket.wait()
-            except StorageUnavailableError as error:
-                for answer in told:
-                    answer.wake(error)
-                await self.writer.wait_up()
-                continue
-            if isinstance(receipt, Unknown):
-                raise OutcomeUnknownError(f"not known whether it is stored: {receipt.reason}")
-            return receipt
+        return await self.writer.receipt_of(ticket, *told)
 
     async def room(self) -> None:
         """Until something may be posted in order; with no checkpoint behind it.
@@ -240,6 +234,8 @@ class Scribe:
 
         def received(receipt: Receipt) -> None:
             self._resolved()
+            if isinstance(receipt, Durable):
+                self._announce(commands)
             stale = isinstance(receipt, Refused) and receipt.reason == "stale_incarnation"
             if isinstance(receipt, Refused) and stale and receipt.what == self.key:
                 self._break(receipt, ())  # and not another key's, which a take-over names as well
@@ -300,6 +296,7 @@ class Scribe:
             if isinstance(receipt, Durable):
                 if added:
                     self._told.on_committed(added)
+                self._announce(after)
             elif isinstance(receipt, Refused) and not first:
                 self.uncounted += [c for c in after if isinstance(c, AddUsage)]
                 self._break(receipt, added)
@@ -328,18 +325,37 @@ class Scribe:
         It brings along what is needed for an open session to write to: a route, a row, a reopening.
         Memory changes at once; should the unit be refused, `reload` puts it right.
         """
-        page, route = self.page, self.route
-        was = (page.stored, page.end_kind, page.end_version)
-        created = not page.stored or page.end_kind == "boundary"
-        try:
+        created = not self.page.stored or self.page.end_kind == "boundary"
+        with self._all_or_nothing():
             opening = self._opening()
             start = StartTurn(
                 turn_id=turn_id, session_id=self.page.session_id, attempt=attempt, at_ms=self.now()
             )
             commands = (*before, *opening, start)
             ticket = self.write(drafts, turn_id=turn_id, before=commands, first=True, then=then)
-            return ticket, created
-        except BaseException:  # nothing was posted, so nothing has changed
+        return ticket, created
+
+    def say(
+        self, draft: Draft, commands: Callable[[], tuple[PostDelivery, ...]]
+    ) -> tuple[Ticket, PostDelivery]:
+        """Post a row of no turn, with what it takes to have an open session to write to.
+
+        `commands` gives the delivery that belongs to it, when its session is known.
+        """
+        with self._all_or_nothing():
+            opening = self._opening()
+            (posted,) = commands()
+            ticket = self.write((draft,), before=opening, after=(posted,))
+        return ticket, posted
+
+    @contextmanager
+    def _all_or_nothing(self) -> Generator[None]:
+        """What fails before it is posted has changed nothing."""
+        page, route = self.page, self.route
+        was = (page.stored, page.end_kind, page.end_version)
+        try:
+            yield
+        except BaseException:
             self.page, self.route = page, route
             page.stored, page.end_kind, page.end_version = was
             raise
@@ -555,6 +571,11 @@ class Scribe:
         return ticket
 
     # Receipts ----------------------------------------------------------------------------------
+
+    def _announce(self, commands: Iterable[AnyCommand]) -> None:
+        posted = [command for command in commands if type(command) is PostDelivery]
+        if posted:
+            self._told.on_posted(posted)
 
     def _resolved(self) -> None:
         self._unresolved -= 1

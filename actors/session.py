@@ -4,6 +4,7 @@
 | --------- | ------------------------------------------------------- | -------- | ------------ |
 | `Submit`  | idle: accept, start and user row in one unit; or queued | at once  | as it says   |
 | `Interrupt` | that turn is stopped, or taken back | at once | when its reply is there |
+| `Settle`  | a question has its answer, and its turn goes on | when done | when answered |
 | `Operate` | done when no turn is in the way; some interrupt it      | when done | when answered |
 | (a slot)  | the next waiting message starts its turn                |          |              |
 
@@ -15,6 +16,8 @@ Keeps:
   takes hold, before a reply is released.
 - A refused unit cuts the tail there: the actor reloads, and the turn is stored as failed at the
   true base. A unit of a predecessor (`stale_incarnation`) ends the actor at once.
+- A turn that waits for a person keeps its place: messages wait behind it, and what does not mind it
+  is done beside it. One that an earlier actor left waiting is *parked* until it is answered.
 
 Never asks another actor. Everything that involves two goes through the Directory.
 """
@@ -29,16 +32,18 @@ import trio
 from ..storage.errors import BrokenChainError, InvariantError, OnepenError, StaleError
 from ..storage.records import TurnOutcome
 from ..storage.units import Durable, Refused
-from . import reception, recovery, repeats, turning
+from . import questions, reception, recovery, repeats, turning
 from .binding import Binding
 from .compression import SummaryRaised
+from .effects import fates_of
 from .exchanges import closing_results, open_calls
-from .line import Interrupt, Operate, SessionCrashedError, Submit
+from .line import SHUTDOWN, Interrupt, Operate, SessionCrashedError, Settle, Submit
 from .mailbox import Answer, MailboxClosedError, run_actor
 from .messages import user_draft
-from .recovery import taking
+from .recovery import Parked, taking
 from .repeats import Accepting
 from .scribe import Scribe, ScribeEvents
+from .slots import Claim
 from .turn import Turn
 from .turning import RunningTurn
 from .warm import AgentSlot, SessionInfo
@@ -46,9 +51,9 @@ from .warm import AgentSlot, SessionInfo
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..storage.commands import AnyCommand
+    from ..storage.commands import AnyCommand, PostDelivery
     from ..storage.identity import Incarnation, TurnId
-    from ..storage.records import Draft, Message
+    from ..storage.records import Draft, Message, Question
     from ..storage.units import Receipt
     from .line import Letter, Line, Surroundings, Waiting
     from .page import LazyPage, Page
@@ -68,26 +73,30 @@ class Session(ScribeEvents):
     """The actor. `line` outlives it."""
 
     __slots__ = (  # there are thousands of them
+        "_beside",
         "_debouncing",
+        "_ending",
         "_handling",
         "_lazy",
         "_left",
         "_nursery",
         "_operations",
         "_ready",
-        "_slot",
-        "_slot_source",
         "_taking_back",
         "_working",
         "accepting",
+        "asked",
         "binding",
+        "claim",
         "crash",
         "doubtful",
         "hooks",
         "last_turn_id",
         "line",
+        "parked",
         "scribe",
         "settings",
+        "settled",
         "slot",
         "stopping",
         "surroundings",
@@ -125,6 +134,10 @@ class Session(ScribeEvents):
         # Lists: they are short, and an empty one is a tenth of an empty deque.
         self.waiting: list[Waiting] = []
         self.accepting = Accepting()
+        self.asked: dict[str, Answer[Question]] = {}  # what the running turn waits for
+        self.settled: dict[str, Question] = {}  # what came before it waited
+        self.parked: dict[TurnId, Parked] = {}  # turns that an earlier actor left waiting
+        self._ending: list[tuple[Parked, TurnOutcome]] = []  # those of them that are to end
         self.stopping = False
         self.doubtful = False  # an operation failed: memory must be compared with storage first
         self.last_turn_id: TurnId | None = None  # of the turn that the agent has last run
@@ -134,9 +147,9 @@ class Session(ScribeEvents):
         self._operations: list[_Operation] = []
         self._working = False
         self._taking_back = 0
+        self._beside: trio.Event | None = None  # an operation runs beside a turn that waits
         self._debouncing = False
-        self._slot: str = "none"  # none, asked, held
-        self._slot_source = line.source
+        self.claim = Claim(surroundings.slots, self.go_on)
         self._nursery: trio.Nursery
 
     # The loop ----------------------------------------------------------------------------------
@@ -179,6 +192,8 @@ class Session(ScribeEvents):
                 done = done or self.take_back(message.turn_id, message.cause)
                 if answer is not None:
                     answer.give(done)
+            elif isinstance(message, Settle):
+                await questions.settle(self, message, answer)
             elif isinstance(message, Submit) and (
                 message.repeatable
                 and (repeat := await repeats.follow_repeat(self, message)) is not None
@@ -202,13 +217,7 @@ class Session(ScribeEvents):
 
     async def on_stop(self) -> None:
         self._left = True
-        if self._slot == "held":
-            self.surroundings.slots.give_back()
-        elif self._slot == "asked":
-            self.surroundings.slots.withdraw(self._slot_source, self._on_slot)
-        self._slot = "none"
-        if self.turn is not None:
-            self.turn.give_slot_back(self)
+        self.claim.give_back()
         with trio.CancelScope(shield=True):
             await self.slot.close_quietly()
 
@@ -232,6 +241,8 @@ class Session(ScribeEvents):
             not self._working
             and not self._operations
             and not self.waiting
+            and not self.parked
+            and not self._ending
             and not self.stopping
             and not self.doubtful
             and self.scribe.broken is None
@@ -247,7 +258,7 @@ class Session(ScribeEvents):
 
     def start(self, waiting: Waiting, before: tuple[AnyCommand, ...]) -> RunningTurn:
         """Post a turn's first unit, with a slot in hand; with no checkpoint before it."""
-        running = RunningTurn(self.line, waiting, self._user_rows(waiting), before)
+        running = RunningTurn(self, waiting, self._user_rows(waiting), before)
         self._post_start(running)
         self.turn = running
         self._working = True
@@ -259,8 +270,8 @@ class Session(ScribeEvents):
             # Its message is in the transcript already; what its last attempt left open is not.
             calls = open_calls(m for m in self.scribe.page.messages if m.turn_id == waiting.turn_id)
             why = "the process died before there was one"
-            now = self.scribe.now()
-            return closing_results(calls.values(), why, self.scribe.fresh_uid, now)
+            now, fates = self.scribe.now(), fates_of(waiting.effects)
+            return closing_results(calls.values(), why, self.scribe.fresh_uid, now, fates)
         now = self.scribe.now()
         return tuple(user_draft(body, self.scribe.fresh_uid(), now) for body in waiting.bodies)
 
@@ -288,16 +299,8 @@ class Session(ScribeEvents):
         running.revision = self.scribe.page.revision - bool(running.drafts)
         if self.scribe.page.session_id != self.binding.session_id:
             self.binding = Binding(self.line.key, self.scribe.page.session_id)
-        running.turn = Turn(
-            self.scribe,
-            self.line.stream,
-            self.binding,
-            waiting.turn_id,
-            waiting.attempt,
-            waiting.bodies,
-            self.settings.useless_compressions_max,
-            running,
-        )
+        useless_max = self.settings.useless_compressions_max
+        running.turn = Turn(self.scribe, self.binding, waiting, useless_max, running)
 
     async def pass_first_gate(self, running: RunningTurn) -> bool:
         """Until the turn's first rows are durable; false if they were refused for good."""
@@ -324,17 +327,54 @@ class Session(ScribeEvents):
 
     def go_on(self) -> None:
         """See to it that what is there to do is done."""
-        if self._working or self._left:
+        if self._left:
             return
-        if self._operations or self._slot == "held":
+        if self._working:
+            if self._beside is None and self._next_beside() is not None:
+                self._beside = trio.Event()
+                self.spawn(self._work_beside)
+            return
+        if self._ending or self._next_operation() is not None or self.claim.held:
             self._working = True
             self.spawn(self._work)
-        elif self.waiting and not self.stopping and self._slot == "none":
+        elif self.waiting and self._may_begin and self.claim.idle:
             if self.waiting[0].not_before_s > trio.current_time():
                 self._debounce()
                 return
-            self._slot, self._slot_source = "asked", self.waiting[0].source or self.scribe.source
-            self.surroundings.slots.ask(self._slot_source, self._on_slot)
+            self.claim.ask(self.waiting[0].source or self.scribe.source)
+
+    @property
+    def _may_begin(self) -> bool:
+        return not self.parked and not self.stopping
+
+    def _next_operation(self) -> _Operation | None:
+        """The next operation that may run: behind a parked turn those wait that would mind it."""
+        for one in self._operations:
+            if not self.parked or one.operate.beside or one.operate.interrupts:
+                return one
+        return None
+
+    def _next_beside(self) -> _Operation | None:
+        """The next operation that may run beside the turn, which waits for a person."""
+        if self.turn is None or not self.turn.suspended:
+            return None
+        return next((one for one in self._operations if one.operate.beside), None)
+
+    async def _work_beside(self) -> None:
+        beside = self._beside
+        assert beside is not None
+        try:
+            while (operation := self._next_beside()) is not None:
+                self._operations.remove(operation)
+                await self._run_operation(operation)
+        finally:
+            self._beside = None
+            beside.set()
+
+    async def wait_beside(self) -> None:
+        """Until nothing is done beside the turn."""
+        while self._beside is not None:
+            await self._beside.wait()
 
     def _debounce(self) -> None:
         if not self._debouncing:
@@ -347,29 +387,27 @@ class Session(ScribeEvents):
         self._debouncing = False
         self.go_on()  # which waits once more if another message came meanwhile
 
-    def _on_slot(self) -> None:
-        if self._left:
-            self.surroundings.slots.give_back()
-            return
-        self._slot = "held"
-        self.go_on()
-
     async def _work(self) -> None:
         """Turns and operations, one at a time, until there is nothing to do."""
         while not self._left:
             if self.turn is not None:
                 running = self.turn
                 await turning.run_turn(self, running)
+                await self.wait_beside()
                 # What was to be steered into it, and found no gate, is next.
                 self.waiting[:0] = running.steering
                 self.turn = None
-            elif self._operations and not self.stopping:
+                self.asked.clear()
+                self.settled.clear()
+            elif self._ending:
+                await recovery.end_parked(self, *self._ending.pop(0))
+            elif not self.stopping and (operation := self._next_operation()) is not None:
                 # Behind one that ends the actor none is begun: it is sent again, untouched.
-                await self._run_operation(self._operations.pop(0))
-            elif self._slot == "held":
-                if self.stopping or not await self._start_next():
-                    self._slot = "none"
-                    self.surroundings.slots.give_back()
+                self._operations.remove(operation)
+                await self._run_operation(operation)
+            elif self.claim.held:
+                if not self._may_begin or not await self._start_next():
+                    self.claim.give_back()
             else:
                 break
         # No checkpoint since the last look.
@@ -395,7 +433,7 @@ class Session(ScribeEvents):
                         self.waiting.remove(waiting)
                     continue
             await self.scribe.room()
-            if self._operations:
+            if self._next_operation() is not None or not self._may_begin:
                 break
             if not self.waiting or self.waiting[0] is not waiting:
                 continue  # it was taken back, or got one more message meanwhile
@@ -403,11 +441,15 @@ class Session(ScribeEvents):
                 break
             del self.waiting[0]
             before = taking(waiting) if waiting.attempt == 1 else ()
-            running = RunningTurn(self.line, waiting, self._user_rows(waiting), before)
+            running = RunningTurn(self, waiting, self._user_rows(waiting), before)
             self._post_start(running)
-            self.turn, self._slot = running, "none"  # the slot is the turn's now
+            self.turn = running  # the slot is the turn's now
             return True
         return False
+
+    def operate(self, operate: Operate[Any]) -> None:
+        """Do this for nobody in particular."""
+        self._operate(_Operation(operate, Answer()))
 
     def _operate(self, operation: _Operation) -> None:
         self._operations.append(operation)
@@ -447,11 +489,19 @@ class Session(ScribeEvents):
     # What may come at any time -------------------------------------------------------------------
 
     def interrupt(self, cause: str, turn_id: TurnId | None = None) -> bool:
-        """Stop the running turn; true if there was one (of this id)."""
-        running = self.turn
+        """Stop the running turn, or a parked one; true if there was one (of this id)."""
+        running, stopped = self.turn, False
+        for parked in list(self.parked.values()):
+            if turn_id in (None, parked.turn.id) and cause != SHUTDOWN:
+                del self.parked[parked.turn.id]
+                outcome = TurnOutcome(kind="interrupted", cause=cause)
+                self._ending.append((parked, outcome))
+                stopped = True
+        if stopped:
+            self.go_on()
         if running is None or turn_id not in (None, running.waiting.turn_id):
-            return False
-        return running.interrupt(self, cause)
+            return stopped
+        return running.interrupt(cause) or stopped
 
     def take_back(self, turn_id: TurnId, cause: str) -> bool:
         """A message that still waits gets no turn; true if there was one of this id."""
@@ -479,8 +529,10 @@ class Session(ScribeEvents):
             and not self.stopping
             and not self._handling
             and not self._working
-            and self._slot == "none"
+            and self.claim.idle
             and not self.waiting
+            and not self._ending
+            and not (self.parked and self.line.replies)
             and not self._taking_back
             and not self._operations
             and not len(self.line.mailbox)
@@ -536,7 +588,31 @@ class Session(ScribeEvents):
         if refused.reason == "stale_incarnation":
             self._nursery.start_soon(self._stop_as_predecessor, refused)
         elif self.turn is not None:
-            self.turn.interrupt(self, "refused")
+            self.turn.interrupt("refused")
+
+    def on_posted(self, deliveries: Sequence[PostDelivery]) -> None:
+        self.surroundings.courier.posted(deliveries)
+
+    def on_settled(self, question: Question, waiter: Answer[Question] | None) -> None:
+        """A question has its end, durably: who waits for it goes on."""
+        key, turn_id = question.question_key, question.turn_id
+        self.line.stream.publish(
+            "question.ended",
+            session_id=self.scribe.page.session_id,
+            turn_id=turn_id,
+            text=question.answer,
+            question=question,
+        )
+        for answer in (waiter, self.asked.pop(key, None)):
+            if answer is not None:
+                answer.give(question)
+        parked = self.parked.get(turn_id)
+        if parked is not None:
+            parked.asks.discard(key)
+            if not parked.asks:
+                self.spawn(recovery.unpark, self, parked)
+        elif self.turn is not None and turn_id == self._turn_id:
+            self.settled[key] = question
 
     async def _stop_as_predecessor(self, refused: Refused) -> None:
         raise refused.error()
@@ -550,6 +626,17 @@ class Session(ScribeEvents):
         )
         if self.hooks.has("on_rotation"):
             self.spawn(self._tell_rotation, parent_id, page.session_id)
+
+    async def tell_session_start(self) -> None:
+        """The session has a row now."""
+        page = self.scribe.page
+        await self.hooks.call(
+            "on_session_start",
+            session_id=page.session_id,
+            key=self.key,
+            source=self.scribe.source,
+            user=page.user,
+        )
 
     @property
     def _turn_id(self) -> TurnId | None:

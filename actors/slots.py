@@ -4,8 +4,9 @@ Keeps: never more than `running_max` turns hold a slot; sources take turns, and 
 first to ask is the first to get one. So one busy platform can't starve another, and five thousand
 users are not five thousand model calls at once.
 
-Belongs to the trio thread; nothing here waits. Whoever gets a slot is told through the function
-that it left here, on the stack of whoever gave the slot back: that function must only take notice.
+Whoever gets a slot is told through the function that it left here, on the stack of whoever gave
+the slot back: that function must only take notice. A session has one `Claim`, which is given back
+whatever has become of it. Belongs to the trio thread.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, final
 
+import trio
 from msgspec import Struct
 
 if TYPE_CHECKING:
@@ -80,3 +82,55 @@ class Slots:
             waiting=sum(waiting.values()),
             waiting_by_source=waiting,
         )
+
+
+@final
+class Claim:
+    """One session's claim to a slot: none, asked for, or held."""
+
+    __slots__ = ("_granted", "_slots", "_source", "_waiter", "held")
+
+    def __init__(self, slots: Slots, granted: Callable[[], None]) -> None:
+        self._slots = slots
+        self._granted = granted
+        self._source: str | None = None  # under which it was asked for
+        self._waiter: trio.Event | None = None
+        self.held = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is neither held nor asked for."""
+        return not self.held and self._source is None
+
+    def take(self) -> bool:
+        """Hold a slot at once, if one is free and nobody waits for it."""
+        self.held = self.held or (self._source is None and self._slots.take())
+        return self.held
+
+    def ask(self, source: str) -> None:
+        """Hold one as soon as it is this source's turn, perhaps at once."""
+        if self.idle:
+            self._source = source
+            self._slots.ask(source, self._on_slot)
+
+    def _on_slot(self) -> None:
+        self._source, self.held = None, True
+        if self._waiter is not None:
+            self._waiter.set()
+        self._granted()
+
+    async def wait(self, source: str) -> None:
+        """Ask, and wait until it is held."""
+        self.ask(source)
+        while not self.held:
+            self._waiter = trio.Event()
+            await self._waiter.wait()
+
+    def give_back(self) -> None:
+        """Hold nothing and ask for nothing."""
+        if self.held:
+            self.held = False
+            self._slots.give_back()
+        elif self._source is not None:
+            self._slots.withdraw(self._source, self._on_slot)
+            self._source = None

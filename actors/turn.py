@@ -5,6 +5,8 @@
 | `await turn.append(…)`        | posted at once, in order                  | by the next gate  |
 | `await turn.say(text)`        | the same, as an interim message           | by the next gate  |
 | `async with turn.streaming()` | pieces are shown, one message is posted   | by the next gate  |
+| `await turn.effect(fn, …)`    | intent, call, result                      | the intent first  |
+| `await turn.ask_user(…)`      | the turn waits for a person's answer      | on return         |
 | `await turn.rotate(…)`        | the conversation moves to a child session | on return         |
 | `await turn.compact(…)`       | the transcript is shortened in place      | on return         |
 | `await turn.steering()`       | what the user said since comes in         | by the next gate  |
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import msgspec
 import trio
@@ -33,31 +35,51 @@ from ..storage.records import Draft, Tokens, TurnOutcome
 from ..storage.units import Durable, Unit
 from . import compression
 from .compression import Compress, Compression, Summarise, SummaryRaised
+from .effects import Effects, OnUnknownEffect
 from .exchanges import closing_results, open_calls, ordered
 from .messages import Given, draft_of, same_message, texts_of, user_draft
+from .outbox import posting
 from .recovery import taking
 from .results import Attempt
+from .streaming import Streaming
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from ..storage.commands import AnyCommand
     from ..storage.engine import Reader
-    from ..storage.identity import SessionId, SessionKey, TurnId
-    from ..storage.records import Inbound, Message, ToolCall
+    from ..storage.identity import SessionId, SessionKey
+    from ..storage.records import Message, ToolCall
     from .binding import Binding
-    from .events import Stream
     from .line import Waiting
+    from .outbox import Target
     from .scribe import Scribe
 
 logger = logging.getLogger(__name__)
 
 
-class Steering(Protocol):
-    """Where messages wait that are to come into the running turn, and where they go."""
+class Host(Protocol):
+    """What runs the turn: whom it answers, and what it can do for the agent beside writing."""
 
     steering: list[Waiting]
+    """Messages that are to come into this turn, and wait for a gate."""
     steered: list[Waiting]
+    """Those that have found one."""
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Who is answered."""
+        ...
+
+    def show_delta(self, uid: Uid, piece: str) -> None:
+        """A piece of a message, for those who watch."""
+        ...
+
+    async def ask(
+        self, text: str, choices: Sequence[str], timeout_s: float | None, name: str | None
+    ) -> str:
+        """A question to a person."""
+        ...
 
 
 def _refuse(orphan: Draft) -> None:
@@ -69,58 +91,26 @@ def _refuse(orphan: Draft) -> None:
 
 
 @final
-class Streaming:
-    """A message that is being written. What is shown of it is provisional until it is stored."""
-
-    __slots__ = ("_pieces", "_turn", "finish_reason", "uid")
-
-    def __init__(self, turn: Turn, uid: Uid) -> None:
-        self._turn = turn
-        self._pieces: list[str] = []
-        self.uid = uid
-        self.finish_reason: str | None = None
-
-    async def write(self, piece: str) -> None:
-        """Show one more piece."""
-        if not isinstance(piece, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidContentError(
-                "piece", f"{type(piece).__name__} is not text", hint="give a string"
-            )
-        self._pieces.append(piece)
-        self._turn.publish_delta(self.uid, piece)
-        await trio.lowlevel.checkpoint()
-
-    @property
-    def text(self) -> str:
-        """What was written so far."""
-        if len(self._pieces) > 1:
-            self._pieces[:] = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
-
-
-@final
 class Turn:
     """One turn of a conversation. Valid until the agent returns."""
 
     def __init__(
         self,
         scribe: Scribe,
-        stream: Stream,
         binding: Binding,
-        turn_id: TurnId,
-        attempt: int,
-        inbound: tuple[Inbound, ...],
+        waiting: Waiting,
         useless_max: int,
-        steering: Steering,
+        host: Host,
     ) -> None:
-        self.id = turn_id
-        self._steering = steering
+        self.id = waiting.turn_id
+        self._host = host
         self._heard: list[str] = []  # what was steered in and not asked for yet
-        self.attempt = attempt
-        self.inbound = inbound
+        self.attempt = waiting.attempt
+        self.resumed = waiting.attempt > 1
+        self.inbound = waiting.bodies
+        self._effects = Effects(scribe, waiting.turn_id, waiting.effects)
         self.deadline = float("inf")
         self._scribe = scribe
-        self._stream = stream
         self._binding = binding
         self._useless_max = useless_max
         self._given: list[Message] = scribe.page.messages
@@ -130,6 +120,7 @@ class Turn:
         self._deferred: list[Draft] = []  # until the open calls have their results
         self._usage: list[AddUsage] = []
         self._streamed: Uid | None = None
+        self._interim = set[Uid]()  # what is sent as soon as it is stored
         self._last: Draft | None = None
         self.said: str | None = None
         self.model_calls = 0
@@ -147,11 +138,6 @@ class Turn:
     def session_id(self) -> SessionId:
         """The session that the turn is in now; rotation changes it."""
         return self._binding.session_id
-
-    @property
-    def resumed(self) -> bool:
-        """Whether an earlier attempt of this turn was cut off."""
-        return self.attempt > 1
 
     @property
     def text(self) -> str:
@@ -183,7 +169,7 @@ class Turn:
         they are durable at the latest when the reply is. Raises `InvalidContentError` before
         anything is posted, and `StorageUnavailableError`.
         """
-        self._check_open()
+        self.check_open()
         now, made = self._scribe.now(), set[Uid]()
 
         def fresh_uid() -> Uid:
@@ -200,11 +186,12 @@ class Turn:
         return drafts
 
     async def say(self, text: str) -> None:
-        """An interim message to the user; the last one is the answer if nothing is returned.
+        """An interim message to the user, sent once it is durable.
 
-        While tool calls are open it waits behind their results.
+        The last one is the answer if nothing is returned. While tool calls are open it waits behind
+        their results.
         """
-        self._check_open()
+        self.check_open()
         draft = draft_of(text, self._scribe.fresh_uid, self._scribe.now())
         await self._post_interim(draft)
         self.said = text
@@ -215,8 +202,8 @@ class Turn:
 
         If the agent returns the same text as its answer, that is this message, not another one.
         """
-        self._check_open()
-        out = Streaming(self, self._scribe.fresh_uid())
+        self.check_open()
+        out = Streaming(self._scribe.fresh_uid(), self._host.show_delta)
         try:
             yield out
         except BaseException:
@@ -252,8 +239,8 @@ class Turn:
         It is in the transcript when this returns it. Messages come in at every gate (`append`,
         `say`, the end of a stream, this call), never between a tool call and its result.
         """
-        self._check_open()
-        if self._steering.steering:
+        self.check_open()
+        if self._host.steering:
             await self._post(())
         await trio.lowlevel.checkpoint()
         heard, self._heard = tuple(self._heard), []
@@ -278,12 +265,58 @@ class Turn:
     async def _compress(
         self, compress: Compress, summary: Summarise, upto: Uid | None, *, force: bool
     ) -> SessionId:
-        self._check_open()
-        asked = Compression(summary, upto, force, self.id, self.attempt, self._check_open)
+        self.check_open()
+        asked = Compression(summary, upto, force, self.id, self.attempt, self.check_open)
         try:
             return await compress(self._scribe, asked, self._useless_max)
         except SummaryRaised as raised:
             raise raised.error  # noqa: B904 - it is the agent's own error, as it raised it
+
+    async def effect(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        key: str | None = None,
+        on_unknown: OnUnknownEffect = "fail",
+    ) -> Any:
+        """Do something to the world, on the record: `fn(*args)`, sync or async.
+
+        The intent is durable before `fn` runs. If it takes an `effect_id`, it gets one that is the
+        same in every attempt of this turn. Returns its result as JSON has it. A resumed turn gets
+        what is recorded, and `fn` is not called again; whether an effect has happened that has no
+        result is unknown, and `on_unknown` says what follows: `retry` it, `skip` it (`None`),
+        `fail` with `EffectUnknownError`, or `ask` the user. `key` names the effect in this turn; a
+        tool call names it by itself, if exactly one is open.
+        """
+        self.check_open()
+        if key is None:
+            if len(self._open) != 1:
+                problem = f"{len(self._open)} tool calls are open, so none names this effect"
+                raise InvalidContentError("key", problem, hint="give a key of its own")
+            key = next(iter(self._open))
+
+        async def ask(question: str, choices: tuple[str, ...], name: str) -> str:
+            return await self._host.ask(question, choices, None, name)
+
+        return await self._effects.run(fn, args, key, on_unknown, ask)
+
+    async def ask_user(
+        self,
+        question: str,
+        choices: Sequence[str] = (),
+        timeout: float | None = None,
+        *,
+        key: str | None = None,
+    ) -> str:
+        """Ask a person, and wait for the answer; it comes through `runtime.approvals`.
+
+        Meanwhile the turn holds no running slot, and its deadline stands still. A restart leaves
+        the question open: its answer begins the turn anew (`resumed`), and asking the same again
+        returns it. The same is the same `key`, or else the same question and choices. Raises
+        `QuestionExpiredError` when nobody has answered in time.
+        """
+        self.check_open()
+        return await self._host.ask(question, choices, timeout, key)
 
     def usage(
         self,
@@ -298,7 +331,7 @@ class Turn:
         auxiliary: bool = False,
     ) -> None:
         """Count one model call; stored with the turn's next unit."""
-        self._check_open()
+        self.check_open()
         if not auxiliary:
             self.model_calls += 1
         tokens = Tokens(
@@ -328,7 +361,8 @@ class Turn:
             reasoning=self.tokens.reasoning + reasoning,
         )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise when the agent has returned: nothing of this turn is written any more."""
         if self.over:
             raise InvalidContentError(
                 "turn", "it is over", hint="use a turn only until its agent returns"
@@ -343,6 +377,7 @@ class Turn:
 
     async def _post_interim(self, draft: Draft) -> None:
         """A message that answers no call and need not stand just here."""
+        self._interim.add(draft.uid)
         if self._open:
             check_draft(draft)
             self._deferred.append(draft)
@@ -352,7 +387,7 @@ class Turn:
 
     def _rows(self, drafts: tuple[Draft, ...]) -> tuple[tuple[Draft, ...], tuple[AnyCommand, ...]]:
         """What is posted for these drafts now: with what waited for them, and what they close."""
-        self._check_open()  # in the very moment of posting: the turn may have ended meanwhile
+        self.check_open()  # in the very moment of posting: the turn may have ended meanwhile
         opened, drafts = dict(self._open), tuple(self._not_posted(drafts))
         rows, deferred = self._in_order(drafts, opened, "the turn went on without one", _refuse)
         self._open, self._deferred = opened, deferred
@@ -364,11 +399,27 @@ class Turn:
         if rows:
             self._last = rows[-1]
             self._posted.update(row.uid for row in rows)
-        return tuple(rows), (*commands, *self.take_usage())
+        return tuple(rows), (*commands, *self.sending(rows), *self.take_usage())
+
+    def sending(self, rows: Iterable[Draft]) -> tuple[AnyCommand, ...]:
+        """The interim messages among these rows, for the outbox."""
+        return tuple(
+            command
+            for row in rows
+            if row.uid in self._interim
+            for command in posting(
+                self._scribe,
+                self._host.targets,
+                row.text or "",
+                "interim",
+                turn_id=self.id,
+                uid=row.uid,
+            )
+        )
 
     def _landing(self) -> list[Waiting]:
         """The messages that come in at this gate: those that are durable."""
-        steering = self._steering
+        steering = self._host
         landing = [
             w for w in steering.steering if w.ticket and isinstance(w.ticket.receipt, Durable)
         ]
@@ -386,7 +437,7 @@ class Turn:
         """Its own turn is over with that: it is answered with this one."""
         outcome = TurnOutcome(kind="silent", cause="steered", detail={"into": self.id})
         end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=self._scribe.now())
-        return (*taking(waiting), end)
+        return (*taking(waiting, into=self.id), end)
 
     def _in_order(
         self,
@@ -401,7 +452,8 @@ class Turn:
         scribe = self._scribe
 
         def close(calls: Iterable[ToolCall]) -> tuple[Draft, ...]:
-            return closing_results(calls, why, scribe.fresh_uid, scribe.now())
+            fates = self._effects.fates()
+            return closing_results(calls, why, scribe.fresh_uid, scribe.now(), fates)
 
         for draft in drafts:
             if not opened or draft.role != "tool":
@@ -471,10 +523,9 @@ class Turn:
         given = [m for m in self._given[: self._given_count] if m.turn_id != self.id]
         return Attempt(self.id, self.attempt, given, self.messages, self._scribe.now())
 
-    def publish_delta(self, uid: Uid, piece: str) -> None:
-        self._stream.publish(
-            "message.delta", session_id=self.session_id, turn_id=self.id, uid=uid, text=piece
-        )
+    def effects_left(self) -> tuple[AnyCommand, ...]:
+        """For the turn's end: side effects of which nobody knows what they came to."""
+        return self._effects.left(self._scribe.now())
 
     def take_usage(self) -> tuple[AddUsage, ...]:
         usage, self._usage = [*self._scribe.uncounted, *self._usage], []
@@ -493,8 +544,13 @@ class Turn:
         """
         opened, scribe = open_calls(self.messages), self._scribe
         rows, deferred = self._in_order(self._not_posted(drafts), opened, why, on_orphan)
-        rows += closing_results(opened.values(), why, scribe.fresh_uid, scribe.now())
+        fates = self._effects.fates()
+        rows += closing_results(opened.values(), why, scribe.fresh_uid, scribe.now(), fates)
         return (*rows, *deferred)
+
+    def was_sent(self, text: str) -> bool:
+        """Whether this is the interim message that was said last: it is sent already."""
+        return self.said == text
 
     def is_streamed_answer(self, text: str) -> bool:
         """Whether this answer is the message that was just streamed."""

@@ -5,7 +5,9 @@ Keeps:
   only when the turn's end is.
 - A turn ends once, with an outcome, whatever the agent did: returned, raised, was interrupted, took
   too long, returned something that can't be stored, or had a unit refused.
-- Its rows and its end are one unit; before the answer every tool call has a result (A10).
+- Its rows and its end are one unit; before the answer every tool call has a result (A10). So are
+  the replies that are to be sent, and the end of what it left open: effects, questions.
+- While it waits for a person it holds no slot, and its deadline stands still.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from ..storage.commands import EndTurn
 from ..storage.errors import InvalidContentError, InvariantError, OnepenError, StorageError
 from ..storage.records import Draft, TurnOutcome
 from ..storage.units import Durable
+from . import questions
 from .binding import Inside, current_binding, inside_turn
+from .line import SHUTDOWN, TurnPendingError
 from .mailbox import Answer
+from .outbox import distinct, posting, targets_of
 from .raised import is_theirs, ours_of, said_by
 from .replies import Reply, reply_text, storable, with_facts
 from .reports import dropping, take_report, unsaved_of
@@ -32,10 +37,13 @@ from .titles import apply_pending_title
 from .warm import runner_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..storage.commands import AnyCommand
-    from ..storage.identity import SessionId
+    from ..storage.identity import SessionId, Uid
     from ..storage.units import Receipt
     from .line import Line, Waiting
+    from .outbox import Target
     from .session import Session
     from .tickets import Ticket
     from .turn import Turn
@@ -85,14 +93,18 @@ class RunningTurn:
     """A turn that holds the session: what it was started with, and what may still happen to it."""
 
     __slots__ = (
-        "_slot_held",
+        "_left_s",
+        "_session",
         "accepted",
         "agent",
+        "asking",
+        "asks",
         "before",
         "cause",
         "created",
         "done",
         "drafts",
+        "left",
         "release",
         "reported",
         "revision",
@@ -101,6 +113,7 @@ class RunningTurn:
         "steered",
         "steering",
         "stopped_s",
+        "suspended",
         "task",
         "ticket",
         "turn",
@@ -109,15 +122,16 @@ class RunningTurn:
 
     def __init__(
         self,
-        line: Line,
+        session: Session,
         waiting: Waiting,
         drafts: tuple[Draft, ...],
         before: tuple[AnyCommand, ...],
     ) -> None:
+        self._session = session
         self.waiting = waiting
         self.steering: list[Waiting] = []  # messages for this turn that wait for a gate
         self.steered: list[Waiting] = []  # those that have found one
-        self.release = Release(line, self.steered)
+        self.release = Release(session.line, self.steered)
         self.drafts = drafts
         self.before = before
         self.accepted: Answer[None] = Answer()
@@ -130,21 +144,26 @@ class RunningTurn:
         self.reported = False
         self.created = False
         self.revision = 0
-        self._slot_held = True
+        self.asking = 0  # calls of `ask_user` that wait
+        self.asks = set(waiting.asks)  # the questions that are open
+        self.suspended = False  # it holds no slot, because it waits for a person
+        self.left = False  # it is not ended: the answer to its question begins it anew
+        self._left_s = 0.0  # of its deadline, while that stands still
         self.ticket: Ticket
         self.turn: Turn
         self.session_id: SessionId
 
-    def interrupt(self, session: Session, cause: str) -> bool:
+    def interrupt(self, cause: str) -> bool:
         """Stop the agent at its next checkpoint; the first cause stands."""
         if self.done:
             return False
         if self.cause is None:
             self.cause = cause
+            self.left = self.suspended and cause == SHUTDOWN
             self.stopped_s = trio.current_time()
             self.scope.cancel()
             if callable(getattr(self.agent, "interrupt", None)):
-                session.spawn(self._tell_agent)
+                self._session.spawn(self._tell_agent)
         return True
 
     async def _tell_agent(self) -> None:
@@ -157,10 +176,46 @@ class RunningTurn:
                 raise
             logger.error("an agent's interrupt() failed", exc_info=error)
 
-    def give_slot_back(self, session: Session) -> None:
-        if self._slot_held:
-            self._slot_held = False
-            session.surroundings.slots.give_back()
+    # What the turn asks of its host ---------------------------------------------------------------
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Who is answered: those who spoke, and those who joined them."""
+        said = [one for waiting in (self.waiting, *self.steered) for one in waiting.said]
+        return distinct((*self.waiting.targets, *targets_of(said)))
+
+    def show_delta(self, uid: Uid, piece: str) -> None:
+        interval_s = self._session.settings.delta_interval_s
+        stream, turn = self._session.line.stream, self.turn
+        if stream.delta(turn.session_id, turn.id, uid, piece, interval_s):
+            self._session.spawn(self._flush_later, interval_s)
+
+    async def _flush_later(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._session.line.stream.flush()
+
+    async def ask(
+        self, text: str, choices: Sequence[str], timeout_s: float | None, name: str | None
+    ) -> str:
+        return await questions.ask(self._session, self, text, choices, timeout_s, name)
+
+    def rest(self) -> None:
+        """Hold nothing that others need, until the person has answered."""
+        self._left_s = self.scope.deadline - trio.current_time()
+        self.scope.deadline = self.turn.deadline = float("inf")
+        self.suspended = True
+        self._session.claim.give_back()
+        self._session.go_on()  # what does not mind a turn that waits
+
+    async def go_on(self) -> None:
+        """Hold a slot again; the deadline moves on from where it stood."""
+        session = self._session
+        self.suspended = False
+        await session.wait_beside()
+        await session.claim.wait(self.waiting.source or session.scribe.source)
+        await session.scribe.room()
+        self.scope.deadline = self.turn.deadline = trio.current_time() + self._left_s
+        questions.going_on(session, self)
 
     def report_if_stuck(self, key: str, now_s: float, grace_s: float) -> bool:
         """Say once, with its stack, that an agent goes on although it was told to stop.
@@ -187,7 +242,7 @@ class RunningTurn:
 async def run_turn(session: Session, running: RunningTurn) -> None:
     """From the first gate to the reply."""
     if not await session.pass_first_gate(running):
-        running.give_slot_back(session)
+        session.claim.give_back()
         return
     turn = running.turn
     session.surroundings.counters.turns_started += 1
@@ -195,13 +250,7 @@ async def run_turn(session: Session, running: RunningTurn) -> None:
     session.slot.compare(running.session_id, running.revision)
     hooks = session.hooks
     if running.created:
-        await hooks.call(
-            "on_session_start",
-            session_id=turn.session_id,
-            key=turn.key,
-            source=session.scribe.source,
-            user=session.scribe.page.user,
-        )
+        await session.tell_session_start()
     if hooks.has("on_turn_start"):
         await hooks.call(
             "on_turn_start",
@@ -211,7 +260,12 @@ async def run_turn(session: Session, running: RunningTurn) -> None:
             attempt=turn.attempt,
         )
     result = await _call_agent(session, running)
-    running.give_slot_back(session)
+    session.claim.give_back()
+    if running.left:
+        pending = TurnPendingError("its turn waits for a person; it goes on at the next start")
+        for waiting in (running.waiting, *running.steered):
+            session.line.fail_reply(waiting.turn_id, pending)
+        return
     # What is still to be done behind the turn's end is done when the reply is there.
     release = running.release
     release.held = session.scribe.route.pending_title is not None or hooks.has("on_turn_end")
@@ -348,7 +402,7 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
             ticket = scribe.write(
                 rows,
                 turn_id=turn.id,
-                after=(*turn.take_usage(), _end(running, outcome, scribe.now())),
+                after=_closing(session, running, outcome, rows, answer),
                 then=_releasing(session, running, outcome),
             )
         except InvalidContentError as error:
@@ -383,9 +437,34 @@ def _last_words(turn: Turn, new: tuple[Draft, ...]) -> str | None:
     return None
 
 
-def _end(running: RunningTurn, outcome: TurnOutcome, now_ms: int) -> EndTurn:
-    waiting = running.waiting
-    return EndTurn(turn_id=waiting.turn_id, attempt=waiting.attempt, outcome=outcome, at_ms=now_ms)
+def _closing(
+    session: Session,
+    running: RunningTurn,
+    outcome: TurnOutcome,
+    rows: tuple[Draft, ...],
+    answer: str | None,
+) -> tuple[AnyCommand, ...]:
+    """What ends with the turn, and what leaves with it: one unit with its last rows."""
+    scribe, turn, text = session.scribe, running.turn, reply_text(outcome)
+    now = scribe.now()
+    end = EndTurn(turn_id=turn.id, attempt=running.waiting.attempt, outcome=outcome, at_ms=now)
+    answers = [d.uid for d in rows if d.role == "assistant" and d.text == text]
+    replies: tuple[AnyCommand, ...] = ()
+    fresh = answer is not None and not turn.is_streamed_answer(answer)
+    if fresh or not turn.was_sent(text):
+        uid = answers[-1] if answers else None
+        more = {"outcome": outcome.kind}
+        replies = posting(
+            scribe, running.targets, text, "reply", turn_id=turn.id, uid=uid, more=more
+        )
+    return (
+        *turn.take_usage(),
+        *turn.effects_left(),
+        *questions.withdrawing(scribe.key, running.asks, now),
+        end,
+        *turn.sending(rows),
+        *replies,
+    )
 
 
 def _last_rows(

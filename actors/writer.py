@@ -24,14 +24,20 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 import trio
 from msgspec import Struct
 
 from ..storage.engine import EngineStatistics
-from ..storage.errors import StaleEpochError, StorageUnavailableError, WriterFailedError
+from ..storage.errors import (
+    OutcomeUnknownError,
+    StaleEpochError,
+    StorageUnavailableError,
+    WriterFailedError,
+)
 from ..storage.pen import Pen
+from ..storage.units import Unknown
 from .drivers import Driver, InlineDriver, ThreadDriver
 from .intake import Intake, Traffic, WriterSettings
 
@@ -40,7 +46,8 @@ if TYPE_CHECKING:
 
     from ..storage.engine import Engine, Reader
     from ..storage.identity import Clock
-    from ..storage.units import Durable, Receipt, Unit
+    from ..storage.units import Durable, Receipt, Refused, Unit
+    from .mailbox import Answer
     from .tickets import Ticket
 
 logger = logging.getLogger(__name__)
@@ -115,6 +122,33 @@ class WriterRef:
         if not self._intake.has_room():
             await self._intake.room()
         return await self._intake.post(unit).durable()
+
+    async def commit(self, unit: Unit) -> Durable | Refused:
+        """Post and wait, however long storage is down; a refusal is for the caller to judge."""
+        while True:
+            try:
+                await self._intake.room()
+                break
+            except StorageUnavailableError:
+                await self._intake.wait_up()
+        return await self.receipt_of(self._intake.post(unit))
+
+    async def receipt_of(self, ticket: Ticket, *told: Answer[Any]) -> Durable | Refused:
+        """The receipt, waiting out a storage that is down.
+
+        Those who wait for the answers are told that it is; the answers themselves stay open.
+        """
+        while True:
+            try:
+                receipt = await ticket.wait()
+            except StorageUnavailableError as error:
+                for answer in told:
+                    answer.wake(error)
+                await self._intake.wait_up()
+                continue
+            if isinstance(receipt, Unknown):
+                raise OutcomeUnknownError(f"not known whether it is stored: {receipt.reason}")
+            return receipt
 
     async def read(self, view: Callable[[Reader], T]) -> T:
         """Call `view` with a reader of one snapshot, off the loop.

@@ -25,8 +25,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
-from onepen import SessionSettings, SystemClock, SystemIds, open_sqlite, open_writer
+from onepen import (
+    DeliverySettings,
+    SessionSettings,
+    SystemClock,
+    SystemIds,
+    open_sqlite,
+    open_writer,
+)
 from onepen.actors.binding import clean_context
+from onepen.actors.courier import Courier
 from onepen.actors.directory import Directory
 from onepen.actors.hooks import Hooks
 from onepen.actors.line import Counters, Operate, Surroundings
@@ -143,6 +151,7 @@ async def run_idle(probe: Probe) -> dict[str, float]:
             agents=AgentSource(_no_agent, None),
             slots=Slots(limits.turns_running_max),
             counters=Counters(),
+            courier=Courier(writer, SystemClock(), DeliverySettings(), {}, clean_context()),
             context=clean_context(),
             on_idle=_ignore,
         )

@@ -1,10 +1,11 @@
 """`open_runtime`: a database, its Writer, the Directory and the people who look after them.
 
-    storage (the Writer)  ⊃  sessions (the Directory)  ⊃  housekeeping  ⊃  the caller's block
+    storage (the Writer)  ⊃  the Courier  ⊃  sessions (the Directory)  ⊃  housekeeping  ⊃  the block
 
-The nesting is the order of the end: the block, then housekeeping, then every live session is
-finalized, and only then does the Writer drain. Errors of the block leave it as they are; a failure
-of the runtime is one `RuntimeFailedError`; a block that is cancelled drains shortly, shielded.
+The nesting is the order of the end: the caller's block, then housekeeping, then every live session
+is finalized and its last words are sent, and only then does the Writer drain. Errors of the block
+leave it as they are; a failure of the runtime is one `RuntimeFailedError`; a cancelled block
+drains shortly, shielded.
 
 Recovery reads only unfinished work. Turns that were running are marked (or resumed) before the
 block begins; messages that wait go on beside it. It is idempotent: each key's own actor does it,
@@ -21,18 +22,21 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from ..actors.binding import clean_context
+from ..actors.courier import Courier
 from ..actors.directory import Directory, sole_cause
 from ..actors.hooks import Hooks
 from ..actors.line import Counters, Operate, Surroundings
 from ..actors.policy import ChildSpec, Policy
 from ..actors.retention import keep_inbox
 from ..actors.slots import Slots
+from ..actors.sources import check_source
 from ..actors.supervisor import RestartIntensityError, open_supervisor
+from ..actors.timetable import Timetable
 from ..actors.warm import AgentSource
 from ..actors.writer import open_writer
 from ..storage.errors import OnepenError, WriterFailedError
 from ..storage.sqlite import open_sqlite
-from .runtime import Runtime, check_policy, source_of
+from .runtime import Runtime, source_of
 from .settings import Settings, check_settings
 from .system import SystemClock, SystemIds
 
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from ..actors.reception import SourcePolicy
+    from ..actors.sources import SourcePolicy
     from ..actors.warm import SessionInfo
     from ..actors.writer import WriterRef
     from ..storage.engine import Engine
@@ -72,7 +76,7 @@ async def open_runtime(
     """Open a database file and serve conversations for as long as the block lasts.
 
     `None` is a runtime in memory. `agent` is shared by all keys; `factory(session)` builds one for
-    each. `sources` says, by name, how messages of a source are taken when a session is busy. Raises
+    each. `sources` says, by name, how messages of a source are taken and answered. Raises
     `DatabaseHeldError`, `OpenError` and `SettingsError` before anything is started.
     """
     settings, clock = settings or Settings(), clock or SystemClock()
@@ -107,8 +111,8 @@ async def assemble(
 ) -> AsyncGenerator[Runtime]:
     """The same from parts; `inline` and `at` are for simulation, as in `open_writer`."""
     settings, sources = check_settings(settings), dict(sources or {})
-    for policy in sources.values():
-        check_policy(policy.busy, policy.debounce_s)
+    for name, policy in sources.items():
+        check_source(name, policy)
     body_error: BaseException | None = None
     serving = _Serving(settings, sources)
     try:
@@ -176,6 +180,8 @@ class _Serving:
                 async with open_writer(
                     open_engine, clock, settings.writer, inline=inline, at=at
                 ) as writer:
+                    context = clean_context()
+                    courier = Courier(writer, clock, settings.deliveries, self._sources, context)
                     surroundings = Surroundings(
                         writer=writer,
                         clock=clock,
@@ -185,10 +191,13 @@ class _Serving:
                         agents=agents,
                         slots=Slots(settings.sessions.turns_running_max),
                         counters=Counters(),
-                        context=clean_context(),
+                        courier=courier,
+                        context=context,
                         on_idle=_ignore,
                     )
-                    await self._serve(surroundings, scope, task_status)
+                    sending = (ChildSpec("courier", courier.run),)
+                    async with open_supervisor(Policy(), sending, name="outbox"):
+                        await self._serve(surroundings, scope, task_status)
         finally:
             self._ended.set()
 
@@ -201,7 +210,13 @@ class _Serving:
         settings = self._settings
         async with trio.open_nursery() as nursery:
             directory = Directory(surroundings, nursery)
-            runtime = Runtime(directory, surroundings, settings, self._sources)
+            timetable = Timetable(
+                directory,
+                surroundings.writer,
+                surroundings.clock,
+                self._sources,
+            )
+            runtime = Runtime(directory, timetable, surroundings, settings, self._sources)
             try:
                 await _recover(directory, surroundings.writer, settings)
                 keep = partial(
@@ -210,6 +225,7 @@ class _Serving:
                 children = (
                     ChildSpec("housekeeping", _as_child(directory.keep_house)),
                     ChildSpec("retention", _as_child(keep)),
+                    ChildSpec("timetable", _as_child(timetable.run)),
                 )
                 async with open_supervisor(Policy(), children, name="runtime"):
                     scope.shield = True

@@ -8,21 +8,22 @@ unless its docstring says otherwise. Use it on the trio thread that opened it.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
-import msgspec
 import trio
 from msgspec import Struct
 
 from ..actors import moves, operations
 from ..actors.binding import inside_turn
 from ..actors.compression import Compression
+from ..actors.courier import CourierStatistics
 from ..actors.directory import DirectoryStatistics
-from ..actors.line import Interrupt, RuntimeClosedError, Submit
+from ..actors.line import Accepted, Interrupt, RuntimeClosedError, Submit
 from ..actors.messages import Inbound, user_draft
-from ..actors.reception import BUSY_POLICIES, SourcePolicy
+from ..actors.outbox import Target
 from ..actors.slots import SlotStatistics
+from ..actors.sources import SourcePolicy, check_busy
+from ..actors.timetable import digest_of, turn_of
 from ..actors.writer import WriterStatistics
 from ..storage.edge import (
     check_count,
@@ -34,25 +35,33 @@ from ..storage.edge import (
 )
 from ..storage.errors import InvalidContentError, OnepenError, SessionHeldError
 from ..storage.identity import SessionId, SessionKey, TurnId, Uid
+from ..storage.records import Draft, Timer
+from .approvals import Approvals
+from .deliveries import Deliveries
 from .reading import Sessions
 from .submission import Interruption, Submission
+from .timers import Timers, due_ms
+from .turns import DeadLetters, KeyStatus, Turns, status_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
+    from datetime import datetime
 
     from ..actors.compression import Summarise
+    from ..actors.courier import Courier
     from ..actors.directory import Directory
     from ..actors.events import Position, Subscription
     from ..actors.finalize import Finalized
-    from ..actors.line import Accepted, Operate, Surroundings
-    from ..actors.reception import Busy
+    from ..actors.line import Operate, Surroundings
     from ..actors.replies import Reply
+    from ..actors.sources import Busy
+    from ..actors.timetable import Timetable
+    from ..storage.records import Delivery, JsonObject
     from .settings import Settings
 
 T = TypeVar("T")
 
 _KEY_BYTES_MAX = 1024
-_DEBOUNCE_S_MAX = 3600.0
 _QUEUE = SourcePolicy()
 _ANY_UID = Uid("0" * 32)
 
@@ -63,6 +72,7 @@ class RuntimeStatistics(Struct, frozen=True, kw_only=True):
     sessions: DirectoryStatistics
     slots: SlotStatistics
     writer: WriterStatistics
+    deliveries: CourierStatistics
     counters: dict[str, int]
     agents_built: int
     agents_rebuilt: int
@@ -81,15 +91,24 @@ class Runtime:
     def __init__(
         self,
         directory: Directory,
+        timetable: Timetable,
         surroundings: Surroundings,
         settings: Settings,
         sources: Mapping[str, SourcePolicy],
     ) -> None:
+        writer, courier = surroundings.writer, surroundings.courier
         self._directory = directory
+        self._timetable = timetable
+        self._courier: Courier = courier
         self._sources = sources
         self._surroundings = surroundings
         self._settings = settings
-        self.sessions = Sessions(surroundings.writer)
+        self.sessions = Sessions(writer)
+        self.turns = Turns(directory, surroundings)
+        self.dead_letters = DeadLetters(directory, surroundings)
+        self.deliveries = Deliveries(courier, writer)
+        self.approvals = Approvals(directory, writer)
+        self.timers = Timers(timetable, writer)
 
     # Messages ----------------------------------------------------------------------------------
 
@@ -100,21 +119,65 @@ class Runtime:
         *,
         busy: Busy | None = None,
         debounce_s: float | None = None,
+        at: datetime | float | None = None,
     ) -> Submission:
         """Hand a message to a conversation; it is durable when this returns.
 
         A busy session does with it what `busy` says, or the policy of its source: `queue`,
         `collect`, `steer`, `interrupt`, `latest` or `reject`; `disposition` tells. A message that
         was here before (same source and inbound id) starts no second turn: the submission follows
-        the first one's, also after a restart; a turn that a crash cut is resumed. Raises
-        `InvalidContentError`, `SessionBusyError` when too many wait, `ConflictError` for a known
-        inbound id with other content or another key, `StorageUnavailableError` and
+        the first one's, also after a restart; a turn that a crash cut is resumed. With `at`, an
+        aware datetime or a timestamp, it is a durable timer: the message arrives then, once, and
+        the submission is `scheduled` until it does.
+
+        Raises `InvalidContentError`, `SessionBusyError` when too many wait, `ConflictError` for a
+        known inbound id with other content or another key, `StorageUnavailableError` and
         `RuntimeClosedError`. Cancelled, the message may be stored or not: send it again under the
         same inbound id.
         """
-        accepted = await self._submit(key, message, self._fresh_turn_id(), busy, debounce_s)
+        turn_id = self._fresh_turn_id()
+        if at is not None:
+            return await self._schedule(key, message, turn_id, busy, debounce_s, due_ms(at))
+        accepted = await self._submit(key, message, turn_id, busy, debounce_s)
         await accepted.durable()
         return Submission(self._directory, SessionKey(key), accepted)
+
+    async def _schedule(
+        self,
+        key: str,
+        message: str | Inbound,
+        turn_id: TurnId,
+        busy: Busy | None,
+        debounce_s: float | None,
+        due_ms: int,
+    ) -> Submission:
+        submit = self._prepared(key, message, turn_id, busy, debounce_s)
+        if busy == "reject" or debounce_s is not None:
+            what = "busy" if busy == "reject" else "debounce_s"
+            hint = "a timer's message may wait: use another policy, or that of its source"
+            raise InvalidContentError(what, "it does not go with at=", hint=hint)
+        checked = SessionKey(key)
+        name = f"{submit.source}:{submit.inbound_id}" if submit.repeatable else submit.inbound_id
+        timer_id = f"timer:{name}"
+        check_name("id", timer_id)
+        given = Timer(
+            id=timer_id,
+            key=checked,
+            source=submit.source,
+            due_ms=due_ms,
+            inbound=submit.body,
+            busy=busy,
+        )
+        stored, promise = await self._timetable.set(given)
+        if stored.state == "fired":
+            accepted = await self._directory.ask(
+                checked, source_of(key), submit._replace(inbound_id=timer_id, repeatable=True)
+            )
+            await accepted.durable()
+            return Submission(self._directory, checked, accepted)
+        turn = turn_of(timer_id, due_ms)
+        accepted = Accepted(turn, "scheduled", 0, trio.lowlevel.checkpoint, promise)
+        return Submission(self._directory, checked, accepted, timer_id=timer_id)
 
     async def _submit(
         self,
@@ -124,16 +187,29 @@ class Runtime:
         busy: Busy | None = None,
         debounce_s: float | None = None,
     ) -> Accepted:
+        submit = self._prepared(key, message, turn_id, busy, debounce_s)
+        return await self._directory.ask(SessionKey(key), source_of(key), submit)
+
+    def _prepared(
+        self,
+        key: str,
+        message: str | Inbound,
+        turn_id: TurnId,
+        busy: Busy | None,
+        debounce_s: float | None,
+    ) -> Submit:
+        """The message, checked, with the policy of its source."""
         inbound = Inbound(text=message) if isinstance(message, str) else message
-        checked = SessionKey(check_key(key))
+        check_key(key)
         submit = _checked(inbound, source_of(key), self._surroundings.ids.fresh, turn_id)
         policy = self._sources.get(submit.source, _QUEUE)
         submit = submit._replace(
             busy=policy.busy if busy is None else busy,
             debounce_s=policy.debounce_s if debounce_s is None else debounce_s,
+            reset=policy.reset,
         )
-        check_policy(submit.busy, submit.debounce_s)
-        return await self._directory.ask(checked, source_of(key), submit)
+        check_busy(submit.busy, submit.debounce_s)
+        return submit
 
     async def ask(
         self,
@@ -194,6 +270,41 @@ class Runtime:
             yield subscription
         finally:
             await subscription.aclose()
+
+    async def post(
+        self,
+        key: str,
+        text: str,
+        *,
+        reply_to: str | JsonObject | None = None,
+        source: str | None = None,
+        id: str | None = None,
+    ) -> Delivery:
+        """Say something on the runtime's own initiative, behind the running turn.
+
+        An assistant's message in the transcript, and a delivery: to `reply_to`, or else to where
+        this key was last answered, or else to an empty target, and the key must do. Under an `id`
+        of yours the same post is made once, however often you call. Both are durable on return.
+        """
+        check_key(key)
+        name = source_of(key) if source is None else source
+        for field, value in (("source", name), ("id", id)):
+            if value is not None:
+                check_name(field, value)
+        check_draft(Draft(uid=_ANY_UID, role="assistant", text=text))
+        if not text.strip():
+            raise InvalidContentError("text", "it is empty", hint="say something")
+        target = None
+        if reply_to is not None:
+            place = {"to": reply_to} if isinstance(reply_to, str) else reply_to
+            check_json("reply_to", place)
+            target = Target(name, place)
+        return await self._ask(key, operations.post(text, target, name, id))
+
+    async def status(self, key: str) -> KeyStatus:
+        """Where a conversation stands, at once: nothing waits for its turn."""
+        wanted = SessionKey(check_key(key))
+        return await self._surroundings.writer.read(lambda reader: status_of(reader, wanted))
 
     # Sessions ----------------------------------------------------------------------------------
 
@@ -306,6 +417,7 @@ class Runtime:
             sessions=self._directory.statistics(),
             slots=surroundings.slots.statistics(),
             writer=surroundings.writer.statistics(),
+            deliveries=self._courier.statistics(),
             counters=surroundings.counters.as_dict(),
             agents_built=surroundings.agents.built,
             agents_rebuilt=surroundings.agents.rebuilt,
@@ -320,26 +432,18 @@ class Runtime:
     async def shutdown(self, deadline: float | None = None) -> bool:
         """Finalize every live session and take nothing new; true if all were in time.
 
-        `deadline` is in seconds from now. The block of `open_runtime` goes on and should end.
-        Calling it again goes on with what is left.
+        What is to be sent is sent, as far as that is possible at once: a delivery under way is work
+        like any other. `deadline` is in seconds from now. The block of `open_runtime` goes on and
+        should end. Calling it again goes on with what is left.
         """
         limit_s = self._settings.shutdown_s if deadline is None else deadline
-        with trio.move_on_after(limit_s):
+        with trio.move_on_after(limit_s) as scope:
             await self._directory.shut_down("shutdown")
-        return self._directory.live == 0
+            await self._courier.drain()
+        return self._directory.live == 0 and not scope.cancelled_caught
 
 
 # The edge ------------------------------------------------------------------------------------
-
-
-def check_policy(busy: object, debounce_s: object) -> None:
-    """Raise unless it is a policy of ours."""
-    if busy not in BUSY_POLICIES:
-        hint = f"use one of {', '.join(BUSY_POLICIES)}"
-        raise InvalidContentError("busy", f"{busy!r} is no policy", hint=hint)
-    if not isinstance(debounce_s, int | float) or not 0 <= debounce_s <= _DEBOUNCE_S_MAX:
-        hint = f"give seconds, from 0 to {_DEBOUNCE_S_MAX:g}"
-        raise InvalidContentError("debounce_s", f"{debounce_s!r} is no time to wait", hint=hint)
 
 
 def check_key(key: str) -> str:
@@ -404,12 +508,11 @@ def _checked(inbound: Inbound, source: str, fresh_id: Any, turn_id: TurnId) -> S
         check_name("id", inbound.id)
     if body.reply_to is not None:
         check_json("reply_to", body.reply_to)
-    digest = blake2b(msgspec.json.encode(body), digest_size=16).hexdigest()
     return Submit(
-        inbound,
+        body,
         inbound.id or fresh_id(),
         inbound.source or source,
-        digest,
+        digest_of(body),
         turn_id,
         repeatable=inbound.id is not None,
     )

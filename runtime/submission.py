@@ -52,7 +52,16 @@ class Interruption:
 class Submission:
     """A message that is durable, and its turn."""
 
-    def __init__(self, directory: Directory, key: SessionKey, accepted: Accepted) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        key: SessionKey,
+        accepted: Accepted,
+        *,
+        timer_id: str | None = None,
+    ) -> None:
+        self.timer_id = timer_id
+        """What `runtime.timers` calls it, if it waits for its time."""
         self._directory = directory
         self._source = key.partition(":")[0]
         self._accepted = accepted
@@ -63,10 +72,10 @@ class Submission:
         return self._accepted.turn_id
 
     @property
-    def disposition(self) -> Disposition | Literal["rejected"]:
+    def disposition(self) -> Disposition | Literal["rejected", "scheduled"]:
         """What was done with the message: `started`; `queued` behind others, perhaps in their
         place (`superseded`); `merged` into a turn that waits, or to be `steered` into the one that
-        runs; or `rejected`, and then nothing of it is stored.
+        runs; `scheduled` for later; or `rejected`, and then nothing of it is stored.
         """
         return self._accepted.disposition
 

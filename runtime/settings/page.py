@@ -15,7 +15,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ...actors.intake import WriterSettings
-from ...actors.limits import SessionSettings
+from ...actors.limits import DeliverySettings, SessionSettings
 from ...storage.engine import EngineSettings
 from ...storage.errors import OnepenError
 
@@ -27,6 +27,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="How long the whole end of the runtime may take.")
     ] = 30.0
     sessions: SessionSettings = SessionSettings()
+    deliveries: DeliverySettings = DeliverySettings()
     writer: WriterSettings = WriterSettings()
     engine: EngineSettings = EngineSettings()
 

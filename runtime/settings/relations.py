@@ -69,6 +69,7 @@ _RELATIONS = (
         "writer.batch_bytes_max", "writer.bytes_waiting_max", "a batch is taken from what waits"
     ),
     _AtMost("sessions.crash_backoff_s", "sessions.crash_backoff_max_s", "pauses only grow"),
+    _AtMost("deliveries.backoff_s", "deliveries.backoff_max_s", "pauses only grow"),
     _AtMost("writer.backoff_first_s", "writer.backoff_max_s", "pauses only grow"),
     _GivesUp("sessions.crashes_max", "sessions.crash_backoff_s", "sessions.crash_period_s"),
     _GivesUp("writer.restarts_max", "writer.backoff_first_s", "writer.restart_period_s"),

@@ -9,10 +9,12 @@ from importlib.metadata import version
 
 from .actors.binding import CurrentSession, current_session
 from .actors.compression import SummaryTooSlowError
+from .actors.courier import DeliverLaterError, UndeliverableError
+from .actors.effects import EffectFailedError, EffectUnknownError
 from .actors.events import Event, Subscription
 from .actors.finalize import Finalized
 from .actors.intake import WriterSettings
-from .actors.limits import SessionSettings
+from .actors.limits import DeliverySettings, SessionSettings
 from .actors.line import (
     RuntimeClosedError,
     SessionBusyError,
@@ -20,10 +22,12 @@ from .actors.line import (
     TurnPendingError,
 )
 from .actors.messages import Inbound
-from .actors.reception import SourcePolicy
+from .actors.questions import QuestionExpiredError
 from .actors.replies import Reply
+from .actors.sources import ResetPolicy, SourcePolicy
+from .actors.streaming import Streaming
 from .actors.tickets import Ticket
-from .actors.turn import Streaming, Turn
+from .actors.turn import Turn
 from .actors.warm import InvalidAgentError, SessionInfo
 from .actors.writer import WriterRef, WriterStatistics, open_writer
 from .runtime.opening import RuntimeFailedError, open_runtime
@@ -31,6 +35,7 @@ from .runtime.runtime import Runtime, RuntimeStatistics
 from .runtime.settings import Settings, SettingsError, load_settings
 from .runtime.submission import Submission
 from .runtime.system import SystemClock, SystemIds
+from .runtime.turns import KeyStatus
 from .storage.engine import Engine, EngineSettings, Reader
 from .storage.errors import (
     AmbiguousError,
@@ -48,7 +53,17 @@ from .storage.errors import (
     StorageUnavailableError,
     TitleTakenError,
 )
-from .storage.records import Draft, Message, Session, Tokens, ToolCall
+from .storage.records import (
+    DeadLetter,
+    Delivery,
+    Draft,
+    Message,
+    Question,
+    Session,
+    Timer,
+    Tokens,
+    ToolCall,
+)
 from .storage.records import TurnOutcome as Outcome
 from .storage.sqlite import open_sqlite
 from .storage.units import Durable, Guard, Receipt, Refused, Unit, Unknown
@@ -60,8 +75,14 @@ __all__ = [
     "ConflictError",
     "CurrentSession",
     "DatabaseHeldError",
+    "DeadLetter",
+    "DeliverLaterError",
+    "Delivery",
+    "DeliverySettings",
     "Draft",
     "Durable",
+    "EffectFailedError",
+    "EffectUnknownError",
     "Engine",
     "EngineSettings",
     "Event",
@@ -70,16 +91,20 @@ __all__ = [
     "Inbound",
     "InvalidAgentError",
     "InvalidContentError",
+    "KeyStatus",
     "Message",
     "MissingError",
     "NoGainError",
     "OnepenError",
     "Outcome",
     "OutcomeUnknownError",
+    "Question",
+    "QuestionExpiredError",
     "Reader",
     "Receipt",
     "Refused",
     "Reply",
+    "ResetPolicy",
     "RouteConflictError",
     "Runtime",
     "RuntimeClosedError",
@@ -104,11 +129,13 @@ __all__ = [
     "SystemClock",
     "SystemIds",
     "Ticket",
+    "Timer",
     "TitleTakenError",
     "Tokens",
     "ToolCall",
     "Turn",
     "TurnPendingError",
+    "UndeliverableError",
     "Unit",
     "Unknown",
     "WriterRef",

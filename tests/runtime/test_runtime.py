@@ -962,7 +962,8 @@ async def test_a_slow_subscriber_is_dropped_with_a_last_event_and_the_turn_goes_
                 await out.write(str(number))
         return "ok"
 
-    settings = Settings(sessions=SessionSettings(stream_window_events_max=10))
+    limits = SessionSettings(stream_window_events_max=10, delta_interval_s=1e-9)
+    settings = Settings(sessions=limits)
     async with serving(path, agent, settings=settings) as runtime, runtime.events(KEY) as events:
         assert (await runtime.ask(KEY, "hi")).text == "ok"
         got = [event async for event in events]

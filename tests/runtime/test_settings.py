@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from onepen import EngineSettings, OnepenError, WriterSettings
-from onepen.actors.limits import SessionSettings
+from onepen.actors.limits import DeliverySettings, SessionSettings
 from onepen.runtime.settings import (
     NOT_SETTINGS,
     Settings,
@@ -225,7 +225,7 @@ def test_an_unknown_table_suggests_the_right_one(tmp_path: Path) -> None:
 
 def test_an_unknown_table_that_is_like_no_other_lists_them() -> None:
     problem = the_problem(overrides={"zebra": {"stripes": 3}})
-    assert problem.hint == "tables are sessions, writer, engine"
+    assert problem.hint == "tables are sessions, deliveries, writer, engine"
 
 
 @pytest.mark.parametrize(
@@ -636,7 +636,8 @@ def test_the_page_has_every_name() -> None:
 def test_every_setting_of_sessions_and_of_the_whole_is_described() -> None:
     described = settings_page().partition("[writer]")[0].splitlines()
     lines = [number for number, line in enumerate(described) if " = " in line]
-    assert len(lines) == len(SessionSettings.__struct_fields__) + 1
+    fields = (*SessionSettings.__struct_fields__, *DeliverySettings.__struct_fields__)
+    assert len(lines) == len(fields) + 1
     for number in lines:
         assert described[number - 1].startswith("# "), described[number]
         assert described[number - 1].endswith("."), described[number]

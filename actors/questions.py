@@ -1,0 +1,310 @@
+"""Questions to people: a turn that asks one waits, and holds nothing that others need.
+
+    running ──ask──▶ waiting ──answer, or expiry──▶ running, one attempt further
+                        └── a restart leaves it: the answer begins the next attempt
+
+Keeps:
+- A question is durable before anybody sees it, under its session key: rotation, reconnect and
+  restart leave it where it is. So is its answer before the turn goes on; the first answer stands.
+- A turn that waits holds no running slot, and its deadline stands still.
+- The same question of the same turn gets the recorded answer. Another turn's answer is none of its.
+- Expiry is said as such (`QuestionExpiredError`), never taken for a no. A turn that ends withdraws
+  what it still asked.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from ..storage.commands import AnswerQuestion, AskQuestion, StartTurn, SuspendTurn
+from ..storage.edge import check_name, check_unit
+from ..storage.errors import (
+    AmbiguousError,
+    ConflictError,
+    InvalidContentError,
+    MissingError,
+    OnepenError,
+)
+from ..storage.records import Question
+from ..storage.units import Durable, Refused, Unit
+from .mailbox import Answer
+from .outbox import posting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..storage.commands import AnyCommand
+    from ..storage.engine import Reader
+    from ..storage.identity import SessionKey, TurnId
+    from ..storage.units import Receipt
+    from .line import Settle
+    from .session import Session
+    from .turning import RunningTurn
+
+_TIMEOUT_S_MAX = 366 * 24 * 3600.0
+_CHOICES_MAX = 100
+
+
+class QuestionExpiredError(OnepenError):
+    """Nobody has answered in time. That is not a no, and not a yes."""
+
+    hint = "decide what no answer means, or ask again"
+
+    def __init__(self, question_key: str, expired_ms: int) -> None:
+        super().__init__(f"question {question_key} has expired without an answer")
+        self.question_key = question_key
+        self.expired_ms = expired_ms
+
+
+async def ask(
+    session: Session,
+    running: RunningTurn,
+    text: str,
+    choices: Sequence[str],
+    timeout_s: float | None,
+    name: str | None,
+) -> str:
+    """Ask, and wait for the answer. Raises `QuestionExpiredError`."""
+    choices, timeout_s = _checked(session, text, choices, timeout_s, name)
+    scribe, turn = session.scribe, running.turn
+    if name is None:
+        name = blake2b(msgspec.json.encode([text, choices]), digest_size=8).hexdigest()
+    stored, question_key = await _find(session, turn.id, name)
+    stored = session.settled.get(question_key, stored)  # perhaps while we looked
+    if stored is not None:
+        if (stored.question, stored.choices) != (text, choices):
+            raise ConflictError(f"question {question_key}", stored.choices, choices)
+        if stored.state != "open":
+            return _answer_of(stored)
+    await scribe.room()
+    turn.check_open()
+    answer = session.asked.setdefault(question_key, Answer())
+    commands: tuple[AnyCommand, ...] = ()
+    if stored is None:
+        commands = _asking(session, running, question_key, text, choices, timeout_s)
+    if not running.asking:
+        suspend = SuspendTurn(turn_id=turn.id, attempt=turn.attempt, at_ms=scribe.now())
+        commands = (*commands, suspend)
+    running.asking += 1
+    running.asks.add(question_key)
+    try:
+        await _post(session, running, question_key, commands)
+        if running.asking == 1:
+            running.rest()
+        question = await answer.wait()
+        if running.asking == 1:
+            await running.go_on()
+    finally:
+        running.asking -= 1
+    return _answer_of(question)
+
+
+async def _post(
+    session: Session, running: RunningTurn, question_key: str, commands: tuple[AnyCommand, ...]
+) -> None:
+    scribe = session.scribe
+
+    def received(receipt: Receipt) -> None:
+        if isinstance(receipt, Refused):
+            running.asks.discard(question_key)
+            return
+        asked = next((c for c in commands if isinstance(c, AskQuestion)), None)
+        if isinstance(receipt, Durable) and asked is not None:
+            session.line.stream.publish(
+                "question.asked",
+                session_id=scribe.page.session_id,
+                turn_id=asked.turn_id,
+                text=asked.question,
+                question=question_of(asked),
+            )
+
+    if commands:
+        receipt = await scribe.receipt_of(scribe.note(commands, then=received))
+        if isinstance(receipt, Refused):
+            raise receipt.error()
+    if scribe.broken is not None:
+        raise scribe.broken.error()
+
+
+def _checked(
+    session: Session, text: Any, choices: Any, timeout_s: Any, name: str | None
+) -> tuple[tuple[str, ...], float]:
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidContentError("question", "it is empty or not text", hint="ask something")
+    if isinstance(choices, str) or not isinstance(choices, list | tuple):
+        problem = f"{type(choices).__name__} is no list of choices"
+        raise InvalidContentError("choices", problem, hint="give a list of texts, or none")
+    given = cast("Sequence[Any]", choices)
+    if len(given) > _CHOICES_MAX or not all(isinstance(c, str) and c.strip() for c in given):
+        hint = f"give at most {_CHOICES_MAX} texts that are not blank"
+        raise InvalidContentError("choices", "they can't be shown", hint=hint)
+    if timeout_s is None:
+        timeout_s = session.settings.question_timeout_s
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not number or not 0 < timeout_s <= _TIMEOUT_S_MAX:
+        hint = "give seconds, at most a year; the default is in the settings"
+        raise InvalidContentError("timeout", f"{timeout_s!r} is no time to wait", hint=hint)
+    if name is not None:
+        check_name("key", name)
+    return tuple(given), float(timeout_s)
+
+
+async def _find(session: Session, turn_id: TurnId, name: str) -> tuple[Question | None, str]:
+    """The turn's question of this name that was not withdrawn, and the key it has, or will have."""
+    key = session.line.key
+
+    def look(reader: Reader) -> tuple[Question | None, str]:
+        question_key, number = f"{turn_id}/{name}", 1
+        while (found := reader.question(key, question_key)) is not None:
+            if found.state != "withdrawn":
+                break
+            number += 1  # an attempt that was stopped had asked it; this one asks anew
+            question_key = f"{turn_id}/{name}/{number}"
+        return found, question_key
+
+    return await session.scribe.read(look)
+
+
+def _asking(
+    session: Session,
+    running: RunningTurn,
+    question_key: str,
+    text: str,
+    choices: tuple[str, ...],
+    timeout_s: float,
+) -> tuple[AnyCommand, ...]:
+    scribe, turn = session.scribe, running.turn
+    now = scribe.now()
+    asked = AskQuestion(
+        key=scribe.key,
+        question_key=question_key,
+        turn_id=turn.id,
+        question=text,
+        choices=choices,
+        expires_ms=now + int(timeout_s * 1000),
+        at_ms=now,
+    )
+    check_unit(Unit((asked,)))  # here, where it can be mended
+    more = {"question": question_key, "choices": list(choices)}
+    shown = posting(scribe, running.targets, text, "question", turn_id=turn.id, more=more)
+    return (asked, *shown)
+
+
+def question_of(asked: AskQuestion) -> Question:
+    """The question that this command asks."""
+    return Question(
+        key=asked.key,
+        question_key=asked.question_key,
+        turn_id=asked.turn_id,
+        question=asked.question,
+        choices=asked.choices,
+        asked_ms=asked.at_ms,
+        expires_ms=asked.expires_ms,
+    )
+
+
+def going_on(session: Session, running: RunningTurn) -> None:
+    """The turn runs again, and its next attempt begins."""
+    scribe, turn = session.scribe, running.turn
+    turn.attempt += 1
+    running.waiting = running.waiting._replace(attempt=turn.attempt)
+    start = StartTurn(
+        turn_id=turn.id, session_id=turn.session_id, attempt=turn.attempt, at_ms=scribe.now()
+    )
+    scribe.note((start,))
+
+
+def withdrawing(
+    key: SessionKey, question_keys: Iterable[str], now_ms: int
+) -> tuple[AnswerQuestion, ...]:
+    """For a turn's end: what it still asked, it asks no more."""
+    return tuple(
+        AnswerQuestion(key=key, question_key=one, state="withdrawn", at_ms=now_ms)
+        for one in sorted(question_keys)
+    )
+
+
+def _answer_of(question: Question) -> str:
+    if question.state == "expired":
+        raise QuestionExpiredError(question.question_key, question.expires_ms or 0)
+    return question.answer or ""
+
+
+# Answering -----------------------------------------------------------------------------------
+
+
+async def settle(session: Session, settled: Settle, box: Answer[object] | None) -> None:
+    """Store an answer, or the expiry; the turn goes on when that is durable.
+
+    The same answer again is harmless. Raises `MissingError`, `AmbiguousError`, `ConflictError` and
+    `InvalidContentError`.
+    """
+    scribe = session.scribe
+    question = await _question(session, settled)
+    if question.state != "open":
+        if (question.state, question.answer) != (settled.state, settled.answer):
+            what = f"question {question.question_key}"
+            stored = [question.state, question.answer]
+            raise ConflictError(what, stored, [settled.state, settled.answer])
+        if box is not None:
+            box.give(question)
+        return
+    if settled.state == "answered" and question.choices and settled.answer not in question.choices:
+        problem = f"{settled.answer!r} is none of the choices"
+        raise InvalidContentError("answer", problem, hint=f"use one of {question.choices}")
+    await scribe.room()
+    command = AnswerQuestion(
+        key=scribe.key,
+        question_key=question.question_key,
+        state=settled.state,
+        at_ms=scribe.now(),
+        answer=settled.answer,
+        by=settled.by,
+    )
+
+    # From here on it is not open any more: a turn that ends must not withdraw it.
+    waiter, running = session.asked.pop(question.question_key, None), session.turn
+    if running is not None:
+        running.asks.discard(question.question_key)
+
+    def received(receipt: Receipt) -> None:
+        if isinstance(receipt, Durable):
+            ended = msgspec.structs.replace(
+                question,
+                state=command.state,
+                answer=command.answer,
+                answered_by=command.by,
+                answered_ms=command.at_ms,
+            )
+            session.on_settled(ended, waiter)
+            if box is not None:
+                box.give(ended)
+            return
+        if waiter is not None and running is not None:
+            session.asked.setdefault(question.question_key, waiter)
+            running.asks.add(question.question_key)
+        if box is not None and isinstance(receipt, Refused):
+            box.fail(receipt.error())
+
+    scribe.note((command,), then=received)
+
+
+async def _question(session: Session, settled: Settle) -> Question:
+    key, wanted = session.line.key, settled.question_key
+
+    def look(reader: Reader) -> tuple[Question, ...]:
+        if wanted is None:
+            return reader.questions(key, open_only=True)
+        found = reader.question(key, wanted)
+        return () if found is None else (found,)
+
+    found: tuple[Question, ...] = await session.scribe.writer.read(look)
+    if not found:
+        raise MissingError(f"an open question of {key}" if wanted is None else f"question {wanted}")
+    if len(found) > 1:
+        raise AmbiguousError(key, tuple(q.question_key for q in found))
+    (question,) = found
+    return question
