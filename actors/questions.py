@@ -301,10 +301,10 @@ async def _question(session: Session, settled: Settle) -> Question:
         found = reader.question(key, wanted)
         return () if found is None else (found,)
 
-    found: tuple[Question, ...] = await session.scribe.writer.read(look)
-    if not found:
+    found = await session.scribe.writer.read(look)
+    question = next(iter(found), None)
+    if question is None:
         raise MissingError(f"an open question of {key}" if wanted is None else f"question {wanted}")
     if len(found) > 1:
         raise AmbiguousError(key, tuple(q.question_key for q in found))
-    (question,) = found
     return question

@@ -46,6 +46,26 @@ def _text(field: str, value: object) -> str:
     return str(value)
 
 
+def _said_since(
+    reader: Reader, session_id: SessionId, seq: int, limit: int | None
+) -> tuple[Message, ...]:
+    """What came behind a message, in its session and in those that it was rotated to."""
+    messages: list[Message] = []
+    sessions = [session.id for session in reader.lineage(session_id)]
+    if session_id not in sessions:
+        raise MissingError(f"session {session_id}")
+    for one in sessions[sessions.index(session_id) :]:
+        last = seq if one == session_id else -1
+        while limit is None or len(messages) < limit:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(messages))
+            page = reader.said_since(one, last, size)
+            messages.extend(page)
+            if len(page) < size:
+                break
+            last = page[-1].seq
+    return tuple(messages)
+
+
 @final
 class Sessions:
     """The sessions of a runtime's database."""
@@ -118,14 +138,23 @@ class Sessions:
         session_id: str,
         *,
         include_inactive: bool = False,
-        after: tuple[int, int] | None = None,
+        after: tuple[int, int] | tuple[str, int] | None = None,
         limit: int | None = None,
     ) -> tuple[Message, ...]:
-        """The messages in reading order: all of them, or a page behind `after`."""
+        """The messages in reading order: all of them, or a page behind `after`.
+
+        With `after=(session id, seq)` of a message that you have, what was said since, as it was
+        said: to the end of that session and on through its rotations, each message once. That is
+        how to go on where events were missed.
+        """
         wanted = SessionId(_text("session_id", session_id))
-        check_place("after", after)
         if limit is not None:
             check_count("limit", limit)
+        if after is not None and isinstance(after[0], str):
+            since = (SessionId(_text("after", after[0])), after[1])
+            check_integer("after", since[1])
+            return await self._writer.read(lambda reader: _said_since(reader, *since, limit))
+        check_place("after", after)
 
         def look(reader: Reader) -> tuple[Message, ...]:
             messages: list[Message] = []

@@ -2,7 +2,8 @@
 
 `Disk` records and fails the I/O of SQLite, `images` gives what a power loss may leave of it,
 `check_database` looks at any database file, `EngineConformance` is the suite that every engine
-passes, and `Model` says what the commands mean. `simulate` runs a program under a schedule that is
+passes, and `Model` says what the commands mean. `FakePlatform` is a chat platform that behaves as
+badly as real ones do. `simulate` runs a program under a schedule that is
 data, and `explore` under all of them up to a number of preemptions.
 """
 
@@ -28,6 +29,7 @@ from .disk import (
 )
 from .invariants import Violation, check_database
 from .model import Model
+from .platform import FakePlatform, PlatformError, Shown
 from .simulation import (
     Exploration,
     Run,
@@ -47,6 +49,7 @@ __all__ = [
     "Entry",
     "Exploration",
     "Failure",
+    "FakePlatform",
     "Fault",
     "Image",
     "Kind",
@@ -55,7 +58,9 @@ __all__ = [
     "Marked",
     "Model",
     "Operation",
+    "PlatformError",
     "Run",
+    "Shown",
     "SimulationStuckError",
     "SimulationUnsupportedError",
     "Synced",
