@@ -36,7 +36,7 @@ from ..actors.warm import AgentSource
 from ..actors.writer import open_writer
 from ..storage.errors import OnepenError, WriterFailedError
 from ..storage.sqlite import open_sqlite
-from .runtime import Runtime, source_of
+from .runtime import Runtime, finish, source_of
 from .settings import Settings, check_settings
 from .system import SystemClock, SystemIds
 
@@ -252,8 +252,8 @@ def _raise_failure(error: BaseException) -> None:
 async def _end(runtime: Runtime, settings: Settings, *, cancelled: bool) -> None:
     limit_s = min(settings.shutdown_s, _CANCELLED_DRAIN_S) if cancelled else settings.shutdown_s
     with trio.CancelScope(shield=True):
-        if not await runtime.shutdown(limit_s):
-            logger.error("not every session could be finalized within %s s", limit_s)
+        if not await finish(runtime, limit_s):
+            logger.error("not everything could be finalized and sent within %s s", limit_s)
 
 
 async def _close_agents(agents: AgentSource) -> None:

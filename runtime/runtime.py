@@ -103,6 +103,7 @@ class Runtime:
         self._sources = sources
         self._surroundings = surroundings
         self._settings = settings
+        self._sent_by_s = float("inf")  # until when the end waits for what is being sent
         self.sessions = Sessions(writer)
         self.turns = Turns(directory, surroundings)
         self.dead_letters = DeadLetters(directory, surroundings)
@@ -437,10 +438,19 @@ class Runtime:
         should end. Calling it again goes on with what is left.
         """
         limit_s = self._settings.shutdown_s if deadline is None else deadline
-        with trio.move_on_after(limit_s) as scope:
-            await self._directory.shut_down("shutdown")
-            await self._courier.drain()
-        return self._directory.live == 0 and not scope.cancelled_caught
+        self._sent_by_s = trio.current_time() + limit_s
+        return await finish(self, limit_s)
+
+
+async def finish(runtime: Runtime, limit_s: float) -> bool:
+    """For `open_runtime`, whose block has ended: what was given a deadline gets no second one."""
+    directory = runtime._directory
+    with trio.move_on_after(limit_s):
+        await directory.shut_down("shutdown")
+        with trio.move_on_at(runtime._sent_by_s) as sending:
+            await runtime._courier.drain()
+        return directory.live == 0 and not sending.cancelled_caught
+    return False
 
 
 # The edge ------------------------------------------------------------------------------------

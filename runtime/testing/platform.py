@@ -1,8 +1,8 @@
 """A chat platform that behaves as badly as real ones do, and counts what people see.
 
-It sends webhooks again, out of order and more than once; it loses the acknowledgements of what was
-delivered, answers late or not at all, and is down for a while. `seen` is what stands in each chat in
-the end: a platform with idempotency keys shows a repeated delivery once, one without shows it twice.
+It sends webhooks again, out of order and more than once; it loses the acknowledgements of what it
+was sent, answers late or not at all, and is down for a while. `seen` is what stands in each chat in
+the end: a platform with idempotency keys shows a repeat once, one without them shows it twice.
 
 What it does is a function of its seed. Must never know anything of the runtime but what a platform
 would: what it was sent, and what it was answered.

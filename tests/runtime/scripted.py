@@ -93,6 +93,12 @@ async def inline(
         yield runtime
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Until it holds. What is counted has no event to wait for, and a mock clock jumps."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.01)
+
+
 def texts(messages: Iterable[Message]) -> list[tuple[str, str | None]]:
     return [(message.role, message.text) for message in messages]
 

@@ -1,0 +1,608 @@
+"""The outbox: replies, interim messages and posts, and what becomes of them on their way."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+import trio.testing
+
+from onepen import (
+    ConflictError,
+    Delivery,
+    DeliverySettings,
+    Inbound,
+    InvalidContentError,
+    MissingError,
+    Settings,
+    SourcePolicy,
+    StaleError,
+    UndeliverableError,
+    open_runtime,
+)
+from onepen.testing import FakePlatform
+
+from ..contract.agents import query, sound, texts
+from .scripted import inline, serving, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onepen import Runtime, Turn
+
+KEY = "test:dm:1"
+CHAT = "chat-1"
+HELLO = Inbound("hello", reply_to=CHAT)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "chat.db"
+
+
+def sending(platform: FakePlatform, **policy: Any) -> dict[str, SourcePolicy]:
+    return {"test": SourcePolicy(deliver=platform.deliver, **policy)}
+
+
+async def states(runtime: Runtime, **wanted: Any) -> list[str]:
+    """Of the deliveries, in the order of posting."""
+    return [delivery.state for delivery in reversed(await runtime.deliveries.list(**wanted))]
+
+
+# What is posted ------------------------------------------------------------------------------
+
+
+async def test_a_reply_is_in_the_outbox_in_the_transaction_of_the_answer(path: Path) -> None:
+    """INV-3: at no moment is there an answer without its delivery, or the other way round."""
+    async with serving(path) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (delivery,) = await runtime.deliveries.list()
+        assert (delivery.text, delivery.kind, delivery.state) == ("re hello", "reply", "pending")
+        assert (delivery.target, delivery.key, delivery.source) == ({"to": CHAT}, KEY, "test")
+        assert delivery.body["outcome"] == "answered"
+        assert (delivery.attempt, delivery.possibly_repeated) == (0, False)
+        (answer,) = [m for m in await stored(runtime) if m.role == "assistant"]
+        assert delivery.message_uid == answer.uid
+    # One commit brought both: the turn's end has the time of the delivery.
+    assert query(
+        path, "SELECT t.ended_ms = d.posted_ms FROM turns t JOIN deliveries d ON d.turn = t.n"
+    ) == [(1,)]
+    sound(path)
+
+
+async def stored(runtime: Runtime, key: str = KEY) -> Any:
+    session_id = await runtime.sessions.current(key)
+    assert session_id is not None
+    return await runtime.sessions.transcript(session_id)
+
+
+async def test_without_a_reply_target_nothing_is_posted(path: Path) -> None:
+    async with serving(path) as runtime:
+        await runtime.ask(KEY, "hello")
+        assert len(await runtime.deliveries.list()) == 0
+
+
+async def test_what_is_said_on_the_way_is_sent_once_and_the_answer_is_no_second_message(
+    path: Path,
+) -> None:
+    """The last interim message is the answer if nothing is returned: then it was sent already."""
+
+    async def agent(turn: Turn) -> str | None:
+        await turn.say("looking")
+        async with turn.streaming() as out:
+            await out.write("fo")
+            await out.write("und")
+        return "found" if turn.text == "streamed" else None
+
+    platform = FakePlatform()
+    async with serving(path, agent, sources=sending(platform)) as runtime:
+        for text in ("said", "streamed"):
+            assert (await runtime.ask(KEY, Inbound(text, reply_to=CHAT))).text == "found"
+        await until(lambda: len(platform.seen[CHAT]) == 4)
+        assert platform.texts(CHAT) == ["looking", "found"] * 2
+        assert platform.texts(CHAT, "interim") == ["looking", "found"] * 2
+    sound(path)
+
+
+async def test_an_answer_that_repeats_an_interim_message_is_a_message_of_its_own(
+    path: Path,
+) -> None:
+    async def agent(turn: Turn) -> str:
+        await turn.say("yes")
+        return "yes"
+
+    platform = FakePlatform()
+    async with serving(path, agent, sources=sending(platform)) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await until(lambda: len(platform.seen[CHAT]) == 2)
+        assert await texts(runtime, KEY) == ["hello", "yes", "yes"]
+
+
+async def test_an_interim_message_is_sent_when_it_is_stored_and_not_before(path: Path) -> None:
+    """While calls are open it waits behind their results, in the transcript and in the outbox."""
+    called, go_on = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        await turn.append({"role": "assistant", "tool_calls": [{"id": "c1", "name": "look"}]})
+        await turn.say("one moment")
+        called.set()
+        await go_on.wait()
+        await turn.append({"role": "tool", "tool_call_id": "c1", "content": "found"})
+        return "done"
+
+    async with serving(path, agent) as runtime:
+        submission = await runtime.submit(KEY, HELLO)
+        await called.wait()
+        assert len(await runtime.deliveries.list()) == 0
+        go_on.set()
+        await submission.reply()
+        posted = [d.text for d in reversed(await runtime.deliveries.list())]
+        assert posted == ["one moment", "done"]
+
+
+async def test_each_place_is_answered_once_whoever_spoke_from_there(path: Path) -> None:
+    """Messages that were collected into one turn, or steered into it, are answered with it."""
+    began, go_on = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        if turn.text == "slow":
+            began.set()
+            await go_on.wait()
+        await turn.steering()
+        return f"re {turn.text}"
+
+    async with serving(path, agent) as runtime:
+        first = await runtime.submit(KEY, Inbound("slow", reply_to=CHAT))
+        await began.wait()
+        said = [
+            Inbound("a", reply_to=CHAT),
+            Inbound("b", reply_to="chat-2"),
+            Inbound("c", reply_to={"to": "chat-2"}),
+            Inbound("d", source="web", reply_to=CHAT),
+        ]
+        collected = [await runtime.submit(KEY, one, busy="collect") for one in said]
+        steered = Inbound("hurry", source="web", reply_to={"socket": 1, "room": 2})
+        await runtime.submit(KEY, steered, busy="steer")
+        go_on.set()
+        await first.reply()
+        await collected[0].reply()
+        posted = [(d.source, d.target, d.text) for d in reversed(await runtime.deliveries.list())]
+        assert posted == [
+            ("test", {"to": CHAT}, "re slow"),
+            ("web", {"socket": 1, "room": 2}, "re slow"),
+            ("test", {"to": CHAT}, "re a\nb\nc\nd"),
+            ("test", {"to": "chat-2"}, "re a\nb\nc\nd"),
+            ("web", {"to": CHAT}, "re a\nb\nc\nd"),
+        ]
+    sound(path)
+
+
+# How it is sent ------------------------------------------------------------------------------
+
+
+async def test_a_delivery_is_sent_with_its_own_id_and_the_platforms_is_kept(path: Path) -> None:
+    """The id is the idempotency key: the same in every attempt."""
+    platform = FakePlatform()
+    async with serving(path, sources=sending(platform)) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await until(lambda: runtime.statistics().deliveries.sent == 1)
+        (delivery,) = await runtime.deliveries.list(state="sent")
+        assert delivery.platform_id == f"platform-{delivery.id}"
+        assert (delivery.attempt, platform.texts(CHAT)) == (1, ["re hello"])
+    sound(path)
+
+
+async def test_what_fails_is_tried_again_with_growing_pauses_and_given_up_at_last(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """An attempt is never the last but one for ever: it fails, and is listed."""
+    tried: list[float] = []
+
+    def deliver(delivery: Delivery) -> None:
+        tried.append(trio.current_time())
+        assert delivery.possibly_repeated == (len(tried) > 1)
+        raise OSError("no route")
+
+    limits = DeliverySettings(tries_max=5, backoff_s=1, backoff_max_s=4)
+    sources = {"test": SourcePolicy(deliver=deliver)}
+    async with inline(path, settings=Settings(deliveries=limits), sources=sources) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await until(lambda: runtime.statistics().deliveries.failed == 1)
+        pauses = [round(after - before) for before, after in pairwise(tried)]
+        assert pauses == [1, 2, 4, 4]
+        (delivery,) = await runtime.deliveries.list(state="failed")
+        assert (delivery.attempt, delivery.error) == (5, "OSError: no route")
+    sound(path)
+
+
+async def test_the_platform_may_say_never_or_later(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """`UndeliverableError` ends it at once, `DeliverLaterError` names the pause."""
+    platform = FakePlatform()
+    platform.blocked.add("gone")
+    platform.down = True
+    async with inline(path, sources=sending(platform)) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await runtime.ask("test:dm:2", Inbound("hello", reply_to="gone"))
+        start = trio.current_time()
+        await until(lambda: platform.requests.total() >= 2)
+        platform.down = False
+        await until(lambda: runtime.statistics().deliveries.failed == 1)
+        await until(lambda: bool(platform.texts(CHAT)))
+        assert trio.current_time() - start > 0.99
+        (failed,) = await runtime.deliveries.list(state="failed")
+        assert failed.key == "test:dm:2"
+        assert UndeliverableError.__name__ in str(failed.error)
+    sound(path)
+
+
+async def test_order_is_kept_within_a_key_and_a_stuck_one_holds_up_nobody_else(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: 40 chats, one of which hangs and one of which refuses."""
+    platform = FakePlatform(refusing=0.3, losing=0.2, seed=3)
+    platform.stuck.add("chat-0")
+    platform.blocked.add("chat-1")
+    limits = DeliverySettings(running_max=8, tries_max=50, backoff_s=0.1, backoff_max_s=0.2)
+    settings = Settings(deliveries=limits)
+    async with inline(path, settings=settings, sources=sending(platform)) as runtime:
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(_talk, runtime, number)
+        await until(lambda: sum(map(len, platform.seen.values())) == 38 * 3)
+        assert trio.current_time() < 29, "somebody waited for the one that is stuck"
+        for number in range(2, 40):
+            assert platform.texts(f"chat-{number}") == ["re 0", "re 1", "re 2"]
+        await until(lambda: runtime.statistics().deliveries.failed == 3)
+    sound(path)
+
+
+async def _talk(runtime: Runtime, number: int) -> None:
+    for text in "012":
+        await runtime.ask(f"test:dm:{number}", Inbound(text, reply_to=f"chat-{number}"))
+
+
+async def test_a_failed_one_lets_the_next_of_its_key_go(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    refused: list[str] = []
+
+    def deliver(delivery: Delivery) -> None:
+        if delivery.text == "re bad":
+            refused.append(delivery.id)
+            raise UndeliverableError("not that")
+        refused.append(delivery.text)
+
+    sources = {"test": SourcePolicy(deliver=deliver)}
+    async with inline(path, sources=sources) as runtime:
+        for text in ("good", "bad", "better"):
+            await runtime.ask(KEY, Inbound(text, reply_to=CHAT))
+        await until(lambda: len(refused) == 3)
+        assert refused[0::2] == ["re good", "re better"]
+        assert await states(runtime) == ["sent", "failed", "sent"]
+
+
+@pytest.mark.parametrize(
+    ("on_unknown", "state"), [("resend", "sent"), ("hold", "unknown")], ids=["resend", "hold"]
+)
+async def test_one_that_took_too_long_is_unknown_and_its_source_says_what_follows(
+    path: Path, autojump_clock: trio.testing.MockClock, on_unknown: Any, state: str
+) -> None:
+    """Sent again, marked as possibly repeated; or left to a person, and the next one goes."""
+    attempts: list[tuple[str, bool]] = []
+
+    async def deliver(delivery: Delivery) -> None:
+        attempts.append((delivery.text, delivery.possibly_repeated))
+        if len(attempts) == 1:
+            await trio.sleep_forever()
+
+    sources = {"test": SourcePolicy(deliver=deliver, on_unknown=on_unknown)}
+    async with inline(path, sources=sources) as runtime:
+        for text in ("one", "two"):
+            await runtime.ask(KEY, Inbound(text, reply_to=CHAT))
+        await until(lambda: len(attempts) == (3 if on_unknown == "resend" else 2))
+        await until(lambda: runtime.statistics().deliveries.under_way == 0)
+        assert await states(runtime) == [state, "sent"]
+        if on_unknown == "resend":
+            assert attempts == [("re one", False), ("re one", True), ("re two", False)]
+        else:
+            (unknown,) = await runtime.deliveries.list(state="unknown")
+            assert unknown.error is not None
+            decided = await runtime.deliveries.acknowledge(unknown.id, "seen by a person")
+            assert decided.state == "sent"
+    sound(path)
+
+
+async def test_a_person_sends_what_had_failed(path: Path) -> None:
+    broken = True
+
+    def deliver(delivery: Delivery) -> str:
+        if broken:
+            raise UndeliverableError("wrong token")
+        return "p1"
+
+    async with serving(path, sources={"test": SourcePolicy(deliver=deliver)}) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await until(lambda: runtime.statistics().deliveries.failed == 1)
+        (failed,) = await runtime.deliveries.list(state="failed")
+        broken = False
+        assert (await runtime.deliveries.retry(failed.id)).state == "pending"
+        await until(lambda: runtime.statistics().deliveries.sent == 1)
+        assert (await states(runtime)) == ["sent"]
+        with pytest.raises(StaleError):
+            await runtime.deliveries.retry(failed.id)
+        with pytest.raises(MissingError):
+            await runtime.deliveries.retry("nothing")
+    sound(path)
+
+
+async def test_a_gateway_that_comes_later_gets_what_has_waited_for_it(path: Path) -> None:
+    """Also across a restart, in order, and with what was posted while it was being read."""
+    async with serving(path) as runtime:
+        for text in "abc":
+            await runtime.ask(KEY, Inbound(text, reply_to=CHAT))
+    platform = FakePlatform()
+    async with serving(path) as runtime:
+        await runtime.ask(KEY, Inbound("d", reply_to=CHAT))
+        runtime.deliveries.register("test", platform.deliver)
+        await runtime.ask(KEY, Inbound("e", reply_to=CHAT))
+        await until(lambda: len(platform.seen[CHAT]) == 5)
+        assert platform.texts(CHAT) == [f"re {text}" for text in "abcde"]
+        runtime.deliveries.unregister("test")
+        await runtime.ask(KEY, Inbound("f", reply_to=CHAT))
+        assert (await states(runtime))[-1] == "pending"
+    sound(path)
+
+
+async def test_more_than_memory_may_hold_is_sent_in_order_all_the_same(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-14: what is beyond the bound stays in storage until there is room."""
+    platform = FakePlatform(delay_s=0.01)
+    limits = DeliverySettings(waiting_max=4, running_max=2)
+    settings = Settings(deliveries=limits)
+    async with inline(path, settings=settings, sources=sending(platform)) as runtime:
+        for number in range(30):
+            key = f"test:dm:{number % 3}"
+            inbound = Inbound(f"{number:02d}", reply_to=f"chat-{number % 3}")
+            await runtime.ask(key, inbound)
+            assert runtime.statistics().deliveries.waiting <= 4 + 1
+        await until(lambda: sum(map(len, platform.seen.values())) == 30)
+        for chat in range(3):
+            shown = platform.texts(f"chat-{chat}")
+            assert shown == sorted(shown)
+    sound(path)
+
+
+# Taking and acknowledging --------------------------------------------------------------------
+
+
+async def test_a_gateway_may_take_and_acknowledge(path: Path) -> None:
+    """The first of each key, marked as being sent before it is handed over."""
+    async with serving(path) as runtime:
+        for text in ("one", "two"):
+            for number in (1, 2):
+                await runtime.ask(f"test:dm:{number}", Inbound(text, reply_to=f"chat-{number}"))
+        taken = await runtime.deliveries.take("test")
+        assert [(d.key, d.text, d.state) for d in taken] == [
+            ("test:dm:1", "re one", "sending"),
+            ("test:dm:2", "re one", "sending"),
+        ]
+        assert await runtime.deliveries.take("test") == ()
+        first, second = taken
+        assert (await runtime.deliveries.acknowledge(first.id, "p1")).platform_id == "p1"
+        await runtime.deliveries.acknowledge(first.id, "p1")
+        (third,) = await runtime.deliveries.take("test")
+        assert (third.key, third.text) == ("test:dm:1", "re two")
+        await runtime.deliveries.fail(second.id, "blocked", retry=False)
+        (fourth,) = await runtime.deliveries.take("test")
+        assert (fourth.key, fourth.text) == ("test:dm:2", "re two")
+        failed = await runtime.deliveries.fail(third.id, "try again", retry_after_s=0)
+        assert (failed.state, failed.error) == ("pending", "try again")
+        (again,) = await runtime.deliveries.take("test")
+        assert (again.id, again.attempt, again.possibly_repeated) == (third.id, 2, True)
+    sound(path)
+
+
+async def test_takers_who_come_at_once_never_get_the_same(path: Path) -> None:
+    """Two of them would show a message twice."""
+    async with serving(path) as runtime:
+        for number in range(10):
+            await runtime.ask(f"test:dm:{number}", Inbound("hello", reply_to=f"chat-{number}"))
+        got: list[str] = []
+
+        async def take() -> None:
+            got.extend([delivery.id for delivery in await runtime.deliveries.take("test", 3)])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(take)
+        assert len(got) == len(set(got)) == 10
+
+
+async def test_what_was_taken_and_never_acknowledged_is_taken_again(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """By the next taker once its time is over, or after a restart at once."""
+    async with inline(path) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        await trio.sleep(31)
+        assert await runtime.deliveries.take("test") == ()  # now it pauses, as behind any failure
+    async with inline(path) as runtime:
+        waits = await runtime.deliveries.get(taken.id)
+        assert waits is not None
+        assert waits.state == "pending"
+        await until_taken(runtime, taken.id, 2)
+    async with inline(path) as runtime:
+        await until_taken(runtime, taken.id, 3)
+        with pytest.raises(InvalidContentError):
+            runtime.deliveries.register("test", FakePlatform().deliver)
+            await runtime.deliveries.take("test")
+    sound(path)
+
+
+async def until_taken(runtime: Runtime, delivery_id: str, attempt: int) -> None:
+    while not (taken := await runtime.deliveries.take("test")):  # noqa: ASYNC110 - no event says so
+        await trio.sleep(0.01)
+    assert [(one.id, one.attempt) for one in taken] == [(delivery_id, attempt)]
+
+
+# The end -------------------------------------------------------------------------------------
+
+
+async def test_a_delivery_under_way_is_work_when_the_runtime_drains(path: Path) -> None:
+    """So is the reply of the very turn that the end has stopped."""
+    began, go_on = trio.Event(), trio.Event()
+    sent: list[str] = []
+
+    async def deliver(delivery: Delivery) -> None:
+        began.set()
+        await go_on.wait()
+        sent.append(delivery.text)
+
+    async def agent(turn: Turn) -> str:
+        if turn.text == "slow":
+            await trio.sleep_forever()
+        return "quick"
+
+    async with trio.open_nursery() as nursery:
+        sources = {"test": SourcePolicy(deliver=deliver)}
+        async with open_runtime(path, agent=agent, sources=sources) as runtime:
+            await runtime.ask(KEY, HELLO)
+            await runtime.submit("test:dm:2", Inbound("slow", reply_to="chat-2"))
+            await began.wait()
+
+            async def let_go() -> None:
+                await until(lambda: not runtime.statistics().sessions.live)
+                go_on.set()
+
+            nursery.start_soon(let_go)
+            assert await runtime.shutdown()
+    cut_off, quick = sorted(sent)  # two keys: in any order
+    assert quick == "quick"
+    assert "cut off" in cut_off
+    assert query(path, "SELECT DISTINCT state FROM deliveries") == [("sent",)]
+    sound(path)
+
+
+@pytest.mark.parametrize(("on_unknown", "state"), [("resend", "pending"), ("hold", "unknown")])
+async def test_a_stuck_delivery_does_not_keep_the_runtime_alive(
+    path: Path, on_unknown: Any, state: str
+) -> None:
+    """INV-15: at the deadline it is left as what it is, and the next start goes on from that."""
+    platform = FakePlatform()
+    platform.stuck.add(CHAT)
+    async with serving(path, sources=sending(platform, on_unknown=on_unknown)) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await until(lambda: runtime.statistics().deliveries.under_way == 1)
+        assert not await runtime.shutdown(0.1)
+    assert query(path, "SELECT state, attempt FROM deliveries") == [(state, 1)]
+    platform.stuck.clear()
+    async with serving(path, sources=sending(platform, on_unknown=on_unknown)) as runtime:
+        if on_unknown == "resend":
+            await until(lambda: bool(platform.texts(CHAT)))
+        assert len(platform.texts(CHAT)) == (on_unknown == "resend")
+    sound(path)
+
+
+# On the runtime's own initiative ---------------------------------------------------------------
+
+
+async def test_a_post_is_a_message_and_a_delivery_behind_the_running_turn(path: Path) -> None:
+    """To where the key was last answered, unless it says where to."""
+    began, go_on = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        began.set()
+        await go_on.wait()
+        return "answer"
+
+    async with serving(path, agent) as runtime, trio.open_nursery() as nursery:
+        submission = await runtime.submit(KEY, HELLO)
+        await began.wait()
+        nursery.start_soon(runtime.post, KEY, "your parcel is here")
+        go_on.set()
+        await submission.reply()
+        second = await runtime.post(KEY, "and another", reply_to="chat-9")
+        assert await texts(runtime, KEY) == [
+            "hello",
+            "answer",
+            "your parcel is here",
+            "and another",
+        ]
+        posted = list(reversed(await runtime.deliveries.list()))
+        assert [(d.kind, d.target) for d in posted] == [
+            ("reply", {"to": CHAT}),
+            ("post", {"to": CHAT}),
+            ("post", {"to": "chat-9"}),
+        ]
+        assert second == posted[-1]
+        reply = await runtime.ask(KEY, "thanks")
+        assert reply.outcome.kind == "answered"
+    sound(path)
+
+
+async def test_a_post_opens_the_conversation_if_there_is_none(path: Path) -> None:
+    """A new key, a suspended session and one behind a boundary; the key says where to."""
+    async with serving(path) as runtime:
+        delivery = await runtime.post(KEY, "good morning")
+        assert delivery.target == {}
+        session_id = await runtime.sessions.current(KEY)
+    async with serving(path) as runtime:
+        await runtime.post(KEY, "still here")
+        assert await runtime.sessions.current(KEY) == session_id
+        await runtime.close_session(KEY)
+        await runtime.post(KEY, "a new day")
+        assert await runtime.sessions.current(KEY) != session_id
+        assert await texts(runtime, KEY) == ["a new day"]
+    sound(path)
+
+
+async def test_a_post_with_an_id_is_made_once(path: Path) -> None:
+    """INV-1: however often, also after a restart; other words under the id are a conflict."""
+    for _ in range(2):
+        async with serving(path) as runtime:
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(_post_report, runtime)
+            with pytest.raises(ConflictError):
+                await runtime.post(KEY, "other words", id="report-7")
+            assert await texts(runtime, KEY) == ["the report"]
+            assert len(await runtime.deliveries.list()) == 1
+    sound(path)
+
+
+async def _post_report(runtime: Runtime) -> None:
+    await runtime.post(KEY, "the report", id="report-7")
+
+
+async def test_bad_posts_and_bad_listings_are_refused_with_a_type(path: Path) -> None:
+    """INV-20."""
+    async with serving(path) as runtime:
+        bad: list[dict[str, Any]] = [
+            {"text": ""},
+            {"text": 5},
+            {"text": "half \ud800"},
+            {"text": "x", "reply_to": {"n": float("nan")}},
+            {"text": "x", "id": ""},
+            {"text": "x", "source": 7},
+        ]
+        for arguments in bad:
+            with pytest.raises(InvalidContentError):
+                await runtime.post(KEY, **arguments)
+        listings: list[dict[str, Any]] = [
+            {"state": "lost"},
+            {"limit": 0},
+            {"key": 5},
+            {"after": "x"},
+        ]
+        for arguments in listings:
+            with pytest.raises(InvalidContentError):
+                await runtime.deliveries.list(**arguments)
+        with pytest.raises(InvalidContentError):
+            runtime.deliveries.register("test", "nothing that can be called")  # type: ignore[arg-type]
+        assert len(await runtime.deliveries.list()) == 0
