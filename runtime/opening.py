@@ -36,7 +36,7 @@ from ..actors.warm import AgentSource
 from ..actors.writer import open_writer
 from ..storage.errors import OnepenError, WriterFailedError
 from ..storage.sqlite import open_sqlite
-from .runtime import Runtime, finish, source_of
+from .runtime import Ending, Runtime, source_of
 from .settings import Settings, check_settings
 from .system import SystemClock, SystemIds
 
@@ -216,7 +216,9 @@ class _Serving:
                 surroundings.clock,
                 self._sources,
             )
-            runtime = Runtime(directory, timetable, surroundings, settings, self._sources)
+            ending = Ending(directory, surroundings.courier)
+            parts = (directory, timetable, surroundings, settings, self._sources)
+            runtime = Runtime(*parts, ending)
             try:
                 await _recover(directory, surroundings.writer, settings)
                 keep = partial(
@@ -232,7 +234,7 @@ class _Serving:
                     task_status.started(runtime)
                     await self._asked.wait()
             finally:
-                await _end(runtime, settings, cancelled=self._cancelled)
+                await _end(ending, settings, cancelled=self._cancelled)
                 await _close_agents(surroundings.agents)
                 nursery.cancel_scope.cancel()
 
@@ -249,10 +251,10 @@ def _raise_failure(error: BaseException) -> None:
     raise error
 
 
-async def _end(runtime: Runtime, settings: Settings, *, cancelled: bool) -> None:
+async def _end(ending: Ending, settings: Settings, *, cancelled: bool) -> None:
     limit_s = min(settings.shutdown_s, _CANCELLED_DRAIN_S) if cancelled else settings.shutdown_s
     with trio.CancelScope(shield=True):
-        if not await finish(runtime, limit_s):
+        if not await ending.within(limit_s):
             logger.error("not everything could be finalized and sent within %s s", limit_s)
 
 

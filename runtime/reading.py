@@ -6,7 +6,7 @@ Every call reads one snapshot, which holds all that was acknowledged before the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final, overload
+from typing import TYPE_CHECKING, Any, final, overload
 
 from ..storage.edge import check_count, check_integer, check_name, check_place
 from ..storage.errors import MissingError
@@ -150,15 +150,16 @@ class Sessions:
         wanted = SessionId(_text("session_id", session_id))
         if limit is not None:
             check_count("limit", limit)
-        if after is not None and isinstance(after[0], str):
-            since = (SessionId(_text("after", after[0])), after[1])
-            check_integer("after", since[1])
-            return await self._writer.read(lambda reader: _said_since(reader, *since, limit))
-        check_place("after", after)
+        start: Any = after  # a cursor, or a message's place
+        if isinstance(after, tuple | list) and len(after) == 2 and isinstance(after[0], str):
+            since, seq = SessionId(_text("after", after[0])), after[1]
+            check_integer("after", seq)
+            return await self._writer.read(lambda reader: _said_since(reader, since, seq, limit))
+        check_place("after", start)
 
         def look(reader: Reader) -> tuple[Message, ...]:
             messages: list[Message] = []
-            position = after
+            position = start
             while limit is None or len(messages) < limit:
                 size = _PAGE if limit is None else min(_PAGE, limit - len(messages))
                 found = reader.transcript(

@@ -85,6 +85,26 @@ class RuntimeStatistics(Struct, frozen=True, kw_only=True):
 
 
 @final
+class Ending:
+    """How a runtime comes to its end, whoever asks for it."""
+
+    def __init__(self, directory: Directory, courier: Courier) -> None:
+        self._directory = directory
+        self._courier = courier
+        self.sent_by_s = float("inf")
+        """Until when it waits for what is being sent: whoever gave a deadline gets no second."""
+
+    async def within(self, limit_s: float) -> bool:
+        """Finalize and send; true if everything was in time."""
+        with trio.move_on_after(limit_s):
+            await self._directory.shut_down("shutdown")
+            with trio.move_on_at(self.sent_by_s) as sending:
+                await self._courier.drain()
+            return self._directory.live == 0 and not sending.cancelled_caught
+        return False
+
+
+@final
 class Runtime:
     """Many sessions, one pen. Made by `open_runtime`."""
 
@@ -95,6 +115,7 @@ class Runtime:
         surroundings: Surroundings,
         settings: Settings,
         sources: Mapping[str, SourcePolicy],
+        ending: Ending,
     ) -> None:
         writer, courier = surroundings.writer, surroundings.courier
         self._directory = directory
@@ -103,7 +124,7 @@ class Runtime:
         self._sources = sources
         self._surroundings = surroundings
         self._settings = settings
-        self._sent_by_s = float("inf")  # until when the end waits for what is being sent
+        self._ending = ending
         self.sessions = Sessions(writer)
         self.turns = Turns(directory, surroundings)
         self.dead_letters = DeadLetters(directory, surroundings)
@@ -438,19 +459,8 @@ class Runtime:
         should end. Calling it again goes on with what is left.
         """
         limit_s = self._settings.shutdown_s if deadline is None else deadline
-        self._sent_by_s = trio.current_time() + limit_s
-        return await finish(self, limit_s)
-
-
-async def finish(runtime: Runtime, limit_s: float) -> bool:
-    """For `open_runtime`, whose block has ended: what was given a deadline gets no second one."""
-    directory = runtime._directory
-    with trio.move_on_after(limit_s):
-        await directory.shut_down("shutdown")
-        with trio.move_on_at(runtime._sent_by_s) as sending:
-            await runtime._courier.drain()
-        return directory.live == 0 and not sending.cancelled_caught
-    return False
+        self._ending.sent_by_s = trio.current_time() + limit_s
+        return await self._ending.within(limit_s)
 
 
 # The edge ------------------------------------------------------------------------------------
