@@ -21,7 +21,7 @@ import inspect
 import logging
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final, get_args
 
 import msgspec
 import trio
@@ -282,12 +282,22 @@ def _given(function: Any, arguments: tuple[Any, ...]) -> bytes:
 def _plain(field: str, value: Any) -> Any:
     """The same as JSON has it. Raises `InvalidContentError`."""
     try:
-        plain = msgspec.to_builtins(value, str_keys=True)
+        plain = _with_lists(msgspec.to_builtins(value, str_keys=True))
     except (TypeError, ValueError, RecursionError) as error:
         hint = "use text, numbers, lists, mappings"
         raise InvalidContentError(field, said_by(error), hint=hint) from error
     check_json(field, {"": plain})
     return plain
+
+
+def _with_lists(value: Any) -> Any:
+    """Builtins without tuples, which JSON does not know. As deep as what made them could go."""
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return {name: _with_lists(member) for name, member in members.items()}
+    if isinstance(value, list | tuple):
+        return [_with_lists(item) for item in cast("list[Any]", value)]
+    return value
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], effect_id: str) -> Any:

@@ -150,10 +150,11 @@ class Sessions:
         wanted = SessionId(_text("session_id", session_id))
         if limit is not None:
             check_count("limit", limit)
-        start: Any = after  # a cursor, or a message's place
-        if isinstance(after, tuple | list) and len(after) == 2 and isinstance(after[0], str):
-            since, seq = SessionId(_text("after", after[0])), after[1]
-            check_integer("after", seq)
+        start: Any = after
+        if isinstance(start, tuple | list) and start and isinstance(start[0], str):
+            given: Any = (0, *start[1:])  # the place of a message, and not a cursor
+            check_place("after", given)
+            since, seq = SessionId(_text("after", start[0])), int(given[1])
             return await self._writer.read(lambda reader: _said_since(reader, since, seq, limit))
         check_place("after", start)
 

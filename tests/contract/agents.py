@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import apsw
 import trio
 
 from onepen import Message, MissingError, Runtime, Session, ToolCall, Turn
@@ -148,6 +149,16 @@ def query(path: Path, sql: str, *arguments: Any) -> list[tuple[Any, ...]]:
     """What another connection sees, read-only and through the same SQLite."""
     with inspecting(path) as db:
         return list(db.execute(sql, arguments).fetchall())
+
+
+def snapshot(path: Path, to: Path) -> Path:
+    """What the file holds just now, as a crash in this moment would leave it."""
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        db.execute("VACUUM INTO ?", (str(to),))
+    finally:
+        db.close()
+    return to
 
 
 # The engine's steps --------------------------------------------------------------------------
