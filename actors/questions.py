@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ..storage.commands import AnswerQuestion, AskQuestion, StartTurn, SuspendTurn
-from ..storage.edge import check_name, check_unit
+from ..storage.edge import check_json, check_name, check_unit
 from ..storage.errors import (
     AmbiguousError,
     ConflictError,
@@ -141,6 +141,7 @@ def _checked(
     if len(given) > _CHOICES_MAX or not all(isinstance(c, str) and c.strip() for c in given):
         hint = f"give at most {_CHOICES_MAX} texts that are not blank"
         raise InvalidContentError("choices", "they can't be shown", hint=hint)
+    check_json("question", {"question": text, "choices": [*given]})
     if timeout_s is None:
         timeout_s = session.settings.question_timeout_s
     number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)

@@ -17,9 +17,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onepen import Message, Runtime, SessionInfo, Turn
+    from onepen.storage.identity import Clock
 
 LIMIT_S = 20.0
 """Far more than any test needs: who gets here has found a hang."""
+
+
+class LoopClock:
+    """A wall clock that goes with the loop's, so that a mock clock moves both."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def now(self) -> int:
+        return 1_700_000_000_000 + int((trio.current_time() + self.ahead_s) * 1000)
+
+    def monotonic(self) -> float:
+        return trio.current_time()
 
 
 class Held:
@@ -76,11 +90,12 @@ async def inline(
     settings: Settings | None = None,
     *,
     factory: Callable[[SessionInfo], Any] | None = None,
+    clock: Clock | None = None,
     **options: Any,
 ) -> AsyncGenerator[Runtime]:
     """The same without threads, for a mock clock that jumps."""
     agents = AgentSource(None if factory else agent or echo, factory)
-    clock = SystemClock()
+    clock = clock or SystemClock()
     async with assemble(
         lambda: open_sqlite(path, clock),
         clock,
