@@ -136,7 +136,7 @@ class Subscription(trio.abc.ReceiveChannel[Event]):
 class _Gathered:
     """Pieces of one message that are not told yet."""
 
-    __slots__ = ("length", "pieces", "session_id", "told_s", "turn_id", "uid")
+    __slots__ = ("length", "pieces", "session_id", "timed", "told_s", "turn_id", "uid")
 
     def __init__(self, session_id: SessionId, turn_id: TurnId, uid: Uid) -> None:
         self.session_id = session_id
@@ -145,6 +145,7 @@ class _Gathered:
         self.pieces: list[str] = []
         self.length = 0
         self.told_s = float("-inf")  # when the last delta of this message was
+        self.timed = False  # somebody looks when the interval is over
 
 
 @final
@@ -186,19 +187,31 @@ class Stream:
     def delta(
         self, session_id: SessionId, turn_id: TurnId, uid: Uid, piece: str, interval_s: float
     ) -> bool:
-        """One more piece of a message; true if somebody must `flush` when the interval is over."""
+        """One more piece of a message; true if somebody must `keep_flushing` from now on."""
         gathered = self._gathered
         if gathered is None or gathered.uid != uid:
             self.flush()
             gathered = self._gathered = _Gathered(session_id, turn_id, uid)
-        waited = bool(gathered.pieces)
         gathered.pieces.append(piece)
         gathered.length += len(piece)
-        now = trio.current_time()
-        if now - gathered.told_s >= interval_s or gathered.length >= _DELTA_LENGTH_MAX:
+        over = trio.current_time() >= gathered.told_s + interval_s
+        if over or gathered.length >= _DELTA_LENGTH_MAX:
             self.flush()
             return False
-        return not waited and self.watched
+        if gathered.timed or not self.watched:
+            return False
+        gathered.timed = True
+        return True
+
+    async def keep_flushing(self, interval_s: float) -> None:
+        """Tell what was gathered whenever the interval is over, as long as there is something."""
+        gathered = self._gathered
+        assert gathered is not None
+        while gathered is self._gathered and gathered.pieces:
+            if trio.current_time() >= gathered.told_s + interval_s:
+                self.flush()
+            await trio.sleep_until(gathered.told_s + interval_s)
+        gathered.timed = False
 
     def flush(self) -> None:
         """Tell what was gathered."""

@@ -188,11 +188,7 @@ class RunningTurn:
         interval_s = self._session.settings.delta_interval_s
         stream, turn = self._session.line.stream, self.turn
         if stream.delta(turn.session_id, turn.id, uid, piece, interval_s):
-            self._session.spawn(self._flush_later, interval_s)
-
-    async def _flush_later(self, seconds: float) -> None:
-        await trio.sleep(seconds)
-        self._session.line.stream.flush()
+            self._session.spawn(stream.keep_flushing, interval_s)
 
     async def ask(
         self, text: str, choices: Sequence[str], timeout_s: float | None, name: str | None

@@ -296,7 +296,7 @@ async def test_messages_wait_behind_a_turn_that_waits(path: Path) -> None:
 
 @pytest.mark.parametrize("parked", [False, True], ids=["live", "after a restart"])
 async def test_a_pending_approval_survives_a_rotation_and_a_compaction(
-    path: Path, parked: bool
+    path: Path, *, parked: bool
 ) -> None:
     """B12: from outside, while it is open; the turn is carried whole and goes on in the child."""
 
@@ -383,7 +383,7 @@ async def test_an_interrupt_ends_a_turn_that_waits_and_withdraws_its_question(pa
 
 @pytest.mark.parametrize("caught", [True, False])
 async def test_an_expired_question_says_so_and_is_no_answer(
-    path: Path, autojump_clock: trio.testing.MockClock, caught: bool
+    path: Path, autojump_clock: trio.testing.MockClock, *, caught: bool
 ) -> None:
     """Never a silent no: the agent decides, or its turn fails with that reason."""
 

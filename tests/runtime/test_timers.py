@@ -93,7 +93,7 @@ async def test_what_is_due_already_arrives_at_once(path: Path, at: Any) -> None:
     "arguments",
     [
         {"at": "tomorrow"},
-        {"at": datetime(2030, 1, 1)},  # noqa: DTZ001
+        {"at": datetime(2030, 1, 1)},
         {"at": -1},
         {"at": float("nan")},
         {"at": True},
@@ -189,6 +189,7 @@ async def test_what_came_due_while_nobody_served_is_late_and_its_source_says_wha
     autojump_clock: trio.testing.MockClock,
     policy: dict[str, Any],
     late_s: int,
+    *,
     answered: bool,
 ) -> None:
     clock = LoopClock()
