@@ -209,7 +209,7 @@ async def test_the_effect_id_goes_where_the_function_wants_it(path: Path) -> Non
         {"key": 5},
         {"on_unknown": "whatever"},
     ],
-    ids=str,
+    ids=["function", "object", "NaN", "surrogate", "no key", "number as key", "policy"],
 )
 async def test_what_can_not_be_recorded_is_not_done(path: Path, arguments: dict[str, Any]) -> None:
     """INV-20."""

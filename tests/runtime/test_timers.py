@@ -79,7 +79,7 @@ async def test_a_timer_is_a_message_that_arrives_when_it_is_due(
         1_700_000_000,
         1_700_000_000_000,
     ],
-    ids=repr,
+    ids=["just now", "last year", "1970", "seconds", "milliseconds"],
 )
 async def test_what_is_due_already_arrives_at_once(path: Path, at: Any) -> None:
     """By an aware datetime, by seconds, and by milliseconds as a clock gives them."""
