@@ -21,7 +21,7 @@ from onepen import (
 )
 
 from ..contract.agents import Commits, call, query, result, shape, snapshot, sound, stored
-from .scripted import serving
+from .scripted import serving, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -313,12 +313,12 @@ def sorted_json(text: str | None) -> str:
     return str(text).replace('{"paid":3,"as":[1,2]}', '{"as":[1,2],"paid":3}')
 
 
-async def cut(path: Path, agent: Any, began: trio.Event) -> Path:
-    """A file whose process died when the agent had come so far."""
+async def cut(path: Path, agent: Any, began: trio.Event, state: str) -> Path:
+    """A file whose process died when the agent had come so far, with its last effect durable."""
     async with open_runtime(path, agent=agent) as runtime:
         await runtime.submit(KEY, Inbound("go", id="u1"))
         await began.wait()
-        await runtime.sessions.current(KEY)  # reading sees what is durable, and so does the copy
+        await until(lambda: effects(path)[-1][2] == state)
         return snapshot(path, path.with_name("left.db"))
 
 
@@ -329,7 +329,7 @@ async def cut_while_paying(path: Path, world: World) -> Path:
         await turn.effect(world.pay_and_hang, 5, key="second")
         return "never"
 
-    left = await cut(path, agent, world.hang)
+    left = await cut(path, agent, world.hang, "begun")
     assert effects(left)[1] == ("second", "pay_and_hang", "begun", 1)
     return left
 
@@ -416,7 +416,7 @@ async def test_a_recorded_failure_is_told_to_the_resumed_turn_once(path: Path) -
         world.hang.set()
         await trio.sleep_forever()
 
-    path = await cut(path, first, world.hang)
+    path = await cut(path, first, world.hang, "failed")
 
     async def second(turn: Turn) -> str:
         with pytest.raises(EffectFailedError, match="no route"):
