@@ -292,6 +292,7 @@ CREATE INDEX blob_uses_message ON blob_uses (session, seq);
 # Who is answered outlives the body of a message; what leaves is found by key, and by what is left.
 _HAND_OVERS = """
 ALTER TABLE inbox ADD COLUMN reply_to TEXT;
+UPDATE inbox SET reply_to = body -> '$.reply_to' WHERE json_valid(body);
 ALTER TABLE inbox ADD COLUMN into_turn INTEGER REFERENCES turns (n);
 CREATE INDEX inbox_into ON inbox (into_turn) WHERE into_turn IS NOT NULL;
 ALTER TABLE timers ADD COLUMN busy TEXT;
