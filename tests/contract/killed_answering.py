@@ -59,5 +59,7 @@ async def recover(path: str, policy: Any, point: str) -> None:
 
 
 if __name__ == "__main__":
-    scenario = {"answer": answer, "recover": recover}[sys.argv[2]]
-    trio.run(scenario, sys.argv[1], *sys.argv[3:])
+    if sys.argv[2] == "answer":
+        trio.run(answer, sys.argv[1], sys.argv[3])
+    else:
+        trio.run(recover, sys.argv[1], sys.argv[3], sys.argv[4])
