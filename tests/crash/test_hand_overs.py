@@ -84,7 +84,7 @@ def state_of(folder: Path) -> tuple[Any, Any, Any]:
 
 async def until_sent(runtime: Any) -> None:
     while any(d.state != "sent" for d in await runtime.deliveries.list()):
-        await trio.sleep(0.005)
+        await trio.lowlevel.checkpoint()
 
 
 def nothing(_: str) -> None:
