@@ -6,7 +6,7 @@ Every call reads one snapshot, which holds all that was acknowledged before the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import TYPE_CHECKING, Any, cast, final, overload
 
 from ..storage.edge import check_count, check_integer, check_name, check_place
 from ..storage.errors import MissingError
@@ -44,6 +44,15 @@ def _text(field: str, value: object) -> str:
     """Text that can be looked up; anything else is refused with a type."""
     check_name(field, value)
     return str(value)
+
+
+def _message_place(after: Any) -> tuple[SessionId, int] | None:
+    """Where a message stands, if that is what was given, and not a cursor."""
+    if not isinstance(after, tuple | list) or not after or not isinstance(after[0], str):
+        return None
+    given: Any = (0, *cast("Any", after[1:]))
+    check_place("after", given)
+    return SessionId(_text("after", after[0])), int(given[1])
 
 
 def _said_since(
@@ -150,13 +159,11 @@ class Sessions:
         wanted = SessionId(_text("session_id", session_id))
         if limit is not None:
             check_count("limit", limit)
+        since = _message_place(after)
+        if since is not None:
+            return await self._writer.read(lambda reader: _said_since(reader, *since, limit))
+        check_place("after", after)
         start: Any = after
-        if isinstance(start, tuple | list) and start and isinstance(start[0], str):
-            given: Any = (0, *start[1:])  # the place of a message, and not a cursor
-            check_place("after", given)
-            since, seq = SessionId(_text("after", start[0])), int(given[1])
-            return await self._writer.read(lambda reader: _said_since(reader, since, seq, limit))
-        check_place("after", start)
 
         def look(reader: Reader) -> tuple[Message, ...]:
             messages: list[Message] = []

@@ -98,6 +98,12 @@ class FakePlatform:
         """What people read there, in order."""
         return [shown.text for shown in self.seen[chat] if kind in (None, shown.kind)]
 
+    def remember(self, chat: str, shown: Iterable[Shown]) -> None:
+        """What people saw before the gateway that is tested was started."""
+        for one in shown:
+            self.seen[chat].append(one)
+            self._shown.add(one.delivery_id)
+
     # From the platform ---------------------------------------------------------------------------
 
     def webhooks(

@@ -178,4 +178,4 @@ async def post(runtime: Runtime) -> None:
 SCENARIOS = {"pay": pay, "ask": ask, "alarm": alarm, "post": post}
 
 if __name__ == "__main__":
-    trio.run(live, *sys.argv[1:])
+    trio.run(live, sys.argv[1], sys.argv[2], sys.argv[3])

@@ -314,12 +314,13 @@ async def test_a_pending_approval_survives_a_rotation_and_a_compaction(
     async def turn_session() -> str | None:
         return await runtime.sessions.current(KEY)
 
+    left = path.with_name("left.db")
     async with open_runtime(path, agent=agent) as runtime:
         await runtime.ask(KEY, f"hello {LONG}")
         submission = await runtime.submit(KEY, Inbound("ask", id="u1"))
         await asked(runtime)
         if parked:
-            left = snapshot(path, path.with_name("left.db"))
+            snapshot(path, left)
         else:
             await check_rotation(runtime, submission)
     if parked:

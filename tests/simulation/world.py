@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 from hypothesis import strategies as st
 
-from onepen import Draft, Guard, Inbound, OnepenError, Settings, Unit
+from onepen import Draft, Guard, Inbound, OnepenError, Settings, SourcePolicy, Unit
 from onepen.actors.exchanges import open_calls
 from onepen.actors.line import SessionCrashedError
 from onepen.actors.page import load_messages
@@ -171,6 +171,8 @@ OPERATIONS = (
 class World:
     """One runtime on one file, and the lanes of one program."""
 
+    agent: Any = staticmethod(agent)
+
     def __init__(self, directory: Path, account: Account, vfs: str | None = None) -> None:
         self.directory = directory
         self.account = account
@@ -203,7 +205,8 @@ class World:
             StillClock(),
             ids,
             SETTINGS,
-            AgentSource(agent),
+            AgentSource(self.agent),
+            sources=self.sources(),
             inline=True,
             at=self._at,
         ) as runtime:
@@ -211,11 +214,7 @@ class World:
             async with trio.open_nursery() as nursery:
                 for number, lane in enumerate(program):
                     nursery.start_soon(self._lane, number, lane, name=f"lane {number}")
-            for submission in self.submissions:  # INV-15: each of them ends, in whatever way
-                try:
-                    self.replies.append((submission, await submission.reply()))
-                except OnepenError as error:
-                    self.refused.append(error)
+            await self.end()
             for number, key in enumerate(sorted(self.foreign), len(program)):
                 # An actor finds out by its next turn.
                 await self._lane(number, [Step("ask", SessionKey(key))])
@@ -227,6 +226,22 @@ class World:
             for session in list(directory_of(runtime).sessions()):
                 if session.idle:  # the others are still about to change
                     await compare_memory(session)
+
+    def sources(self) -> dict[str, SourcePolicy]:
+        """How messages are taken and answered."""
+        return {}
+
+    def message(self, key: str, text: str) -> str | Inbound:
+        """What a lane says."""
+        return text
+
+    async def end(self) -> None:
+        """INV-15: whatever was submitted ends, in whatever way."""
+        for submission in self.submissions:
+            try:
+                self.replies.append((submission, await submission.reply()))
+            except OnepenError as error:
+                self.refused.append(error)
 
     async def _lane(self, number: int, lane: Sequence[Step]) -> None:
         for place, step in enumerate(lane):
@@ -244,13 +259,13 @@ class World:
         text = f"{step.kind} {name}"
         match step.name:
             case "ask":
-                submission = await runtime.submit(key, text)
+                submission = await runtime.submit(key, self.message(key, text))
                 self.account.accept(text, submission.turn_id)
                 reply = await submission.reply()
                 if reply.outcome.kind == "answered":
                     self.account.answer(submission.turn_id, reply.text)
             case "submit":
-                submission = await runtime.submit(key, text)
+                submission = await runtime.submit(key, self.message(key, text))
                 self.account.accept(text, submission.turn_id)
             case "cancelled ask":
                 with trio.CancelScope() as scope:
@@ -262,7 +277,7 @@ class World:
                 busy: Any = {"interrupting": "interrupt", "queueing": "queue"}.get(
                     step.name, step.name
                 )
-                submission = await runtime.submit(key, text, busy=busy)
+                submission = await runtime.submit(key, self.message(key, text), busy=busy)
                 self.submissions.append(submission)
                 if submission.disposition != "rejected":
                     self.account.accept(text, submission.turn_id)
