@@ -8,6 +8,7 @@ it is known exactly at any crash point.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,7 +37,7 @@ from .world import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
 
     from onepen import Delivery, Turn
@@ -121,22 +122,34 @@ class Exchange(World):
 
     async def end(self) -> None:
         """Somebody answers what is asked until nothing is left to do."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_answering)
+        async with self._answering():
             await super().end()
             while await self.runtime.turns.list():  # noqa: ASYNC110 - the clock is a mock one
                 await trio.sleep(1)
-            nursery.cancel_scope.cancel()
         while not await self._all_sent():  # noqa: ASYNC110
             await trio.sleep(1)
 
     async def _all_sent(self) -> bool:
         return all(d.state == "sent" for d in await self.runtime.deliveries.list(limit=1000))
 
+    async def _lane(self, number: int, lane: Sequence[Step]) -> None:
+        async with self._answering():
+            await super()._lane(number, lane)
+
+    @asynccontextmanager
+    async def _answering(self) -> AsyncGenerator[None]:
+        """Whoever waits for a turn that waits must not wait for ever: when nobody can go on, what
+        is asked is answered.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_answering)
+            yield
+            nursery.cancel_scope.cancel()
+
     async def _keep_answering(self) -> None:
         while True:
-            await self._answer()
             await trio.sleep(1)
+            await self._answer()
 
 
 # What must hold ----------------------------------------------------------------------------------
