@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .line import Said
     from .scribe import Scribe
 
+_TEXT_BYTES_MAX = 512 * 1024
+
 DeliveryKind: TypeAlias = Literal["reply", "interim", "question", "post"]
 
 
@@ -66,6 +68,11 @@ def posting(
     if not text.strip():
         return ()
     body: dict[str, Any] = {"kind": kind, "text": text, **(more or {})}
+    if len(text) > _TEXT_BYTES_MAX // 4:
+        # No platform takes so much in one message; the whole is the message that has the uid.
+        shown = text.encode(errors="replace")[:_TEXT_BYTES_MAX].decode(errors="ignore")
+        if shown != text:
+            body |= {"text": shown, "cut": True}
     page = scribe.page
     return tuple(
         PostDelivery(

@@ -179,6 +179,22 @@ async def test_each_place_is_answered_once_whoever_spoke_from_there(path: Path) 
     sound(path)
 
 
+async def test_an_answer_of_any_size_reaches_the_outbox(path: Path) -> None:
+    """INV-20: what no platform could show is cut, and says so; the transcript has all of it."""
+
+    async def agent(turn: Turn) -> str:
+        return "\u20ac" * 349_000
+
+    async with serving(path, agent) as runtime:
+        reply = await runtime.ask(KEY, HELLO)
+        (delivery,) = await runtime.deliveries.list()
+        assert delivery.body["cut"] is True
+        assert 512 * 1024 - 4 < len(delivery.text.encode()) <= 512 * 1024
+        assert reply.outcome.kind == "answered"
+        assert (await stored(runtime))[-1].text == reply.text == "\u20ac" * 349_000
+    sound(path)
+
+
 # How it is sent ------------------------------------------------------------------------------
 
 
