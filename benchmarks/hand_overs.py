@@ -1,7 +1,7 @@
 """What each hand-over costs, as ratios to a plain turn, inside one interleaved run.
 
 A turn is a message that is stored, a trivial agent, an answer that is stored, and its reply. Each
-variant adds one thing to it: a reply target whose delivery is sent, an inbound id that is looked up,
+variant adds one thing to it: a reply target whose delivery is sent, an inbound id to be looked up,
 an interim message, a side effect, a question that is answered at once. Streaming is measured by the
 piece, with somebody who reads along.
 
