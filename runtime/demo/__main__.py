@@ -33,6 +33,7 @@ from .told import Teller, Told
 if TYPE_CHECKING:
     from .display import Display
     from .stored import Stored
+    from .told import Line
 
 _PROGRAM = "onepen.runtime.demo"
 _KILL_AT = 0.45  # of all messages acknowledged: every conversation is in the middle of something
@@ -142,9 +143,14 @@ async def _run_child(
     path: str, script: Script, acknowledged: list[int], *, to_be_killed: bool
 ) -> None:
     teller = Teller()
+
+    def show(line: Line) -> None:
+        teller.tell(line)
+        teller.flush()  # what a platform has shown does not go with the process that sent it
+
     async with trio.open_nursery() as nursery:
         nursery.start_soon(teller.keep_telling)
-        await serve(path, script, acknowledged, teller.tell, to_be_killed=to_be_killed)
+        await serve(path, script, acknowledged, teller.tell, show, to_be_killed=to_be_killed)
         nursery.cancel_scope.cancel()
     teller.flush()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
+from ...actors.replies import reply_text
 from .gateway import answer_of
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def account(script: Script, told: Told, before: Before, stored: Stored) -> list[
     return [
         *_messages(script, told, before, stored),
         *_turns(told, before, stored),
+        *_outbox(told, stored),
         *_sessions(script, told, stored),
         *(fact._replace(value=f"{fact.wrong:,}") for fact in before.facts if fact.wrong),
         *_speed(told),
@@ -139,6 +141,32 @@ def _turns(told: Told, before: Before, stored: Stored) -> Iterator[Fact]:
     )
     ended = sum(stored.ended(place) for place in told.messages())
     yield Fact("turns ended, or marked", f"{ended:,} of {told.total:,}", told.total - ended)
+
+
+def _outbox(told: Told, stored: Stored) -> Iterator[Fact]:
+    """What people were shown, held against what is stored to have been sent."""
+    sent = {delivery.id for delivery in stored.deliveries if delivery.state == "sent"}
+    last = {delivery.turn_id: delivery.text for delivery in stored.deliveries}
+    missing = 0
+    for turn in stored.turns.values():
+        text = "" if turn.outcome is None else reply_text(turn.outcome)
+        missing += bool(text) and last.get(turn.id) != text
+    not_shown = len(stored.deliveries) - len(sent & told.shown.keys())
+    invented = len(told.shown.keys() - {delivery.id for delivery in stored.deliveries})
+    yield Fact(
+        "messages in the outbox, each shown",
+        f"{len(stored.deliveries):,} ({told.shown_again:,} shown again, under the same id)",
+        not_shown + invented,
+    )
+    yield Fact("  answers that are not in the outbox", f"{missing:,}", missing)
+    order = {delivery.id: number for number, delivery in enumerate(stored.deliveries)}
+    seen: dict[int, int] = {}
+    out_of_order = 0
+    for line in told.shown.values():
+        number = order.get(line.delivery, -1)
+        out_of_order += number < seen.get(line.conversation, -1)
+        seen[line.conversation] = number
+    yield Fact("  shown out of order", f"{out_of_order:,}", out_of_order)
 
 
 def _rotations_not_stored(told: Told, stored: Stored) -> int:

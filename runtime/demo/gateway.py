@@ -20,9 +20,10 @@ import trio
 from msgspec import Struct
 
 from ...actors.messages import Inbound
+from ...actors.sources import SourcePolicy
 from ...storage.errors import MissingError, RouteConflictError
 from ..opening import open_runtime
-from .told import Accepted, Replied, Rotated, Switched
+from .told import Accepted, Replied, Rotated, Shown, Switched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from ...actors.replies import Reply
     from ...actors.turn import Turn
-    from ...storage.records import Message
+    from ...storage.records import Delivery, Message
     from ..runtime import Runtime
     from ..submission import Submission
     from .told import Line, Place
@@ -43,6 +44,7 @@ _UNANSWERED_MAX = 3  # so many messages a person sends before waiting for an ans
 _MOVES_TRIED_MAX = 5
 _TURNS_PER_S = 600  # what people ask for; a busy machine serves less, and they wait
 _DRAIN_LOOK_S = 0.01
+_PLATFORM_S = 0.02  # how long the chat platform takes to show a message
 
 
 class Script(Struct, frozen=True, kw_only=True):
@@ -166,7 +168,9 @@ class _Person:
         Then it follows the first one's turn, which goes on if the kill has cut it.
         """
         inbound = Inbound(
-            text=text_of(self._conversation, number), id=inbound_id_of(self._conversation, number)
+            text=text_of(self._conversation, number),
+            id=inbound_id_of(self._conversation, number),
+            reply_to={"conversation": self._conversation},
         )
         submission = await self._runtime.submit(self._key, inbound)
         self._tell(Accepted(self._conversation, number, again=submission.repeated))
@@ -203,14 +207,23 @@ async def serve(
     script: Script,
     acknowledged: Sequence[int],
     tell: Callable[[Line], None],
+    show: Callable[[Line], None],
     *,
     to_be_killed: bool = False,
 ) -> None:
     """Go on with every conversation behind what was acknowledged, to the end of the script.
 
-    If it is to be killed, nobody sends the last message: it does not end by itself.
+    If it is to be killed, nobody sends the last message: it does not end by itself. What is shown
+    has left when `show` returns.
     """
-    async with open_runtime(path, agent=Agent(script, tell)) as runtime:
+
+    async def deliver(delivery: Delivery) -> None:
+        await trio.sleep(_PLATFORM_S)
+        show(Shown(delivery.target["conversation"], delivery.id, delivery.text))
+
+    sources = {SOURCE: SourcePolicy(deliver=deliver)}
+    agent = Agent(script, tell)
+    async with open_runtime(path, agent=agent, sources=sources) as runtime:
         async with trio.open_nursery() as nursery:
             for conversation, first in enumerate(acknowledged):
                 person = _Person(runtime, script, conversation, tell)
@@ -221,5 +234,6 @@ async def serve(
 
 
 def _is_busy(runtime: Runtime) -> bool:
-    sessions = runtime.statistics().sessions
-    return bool(sessions.running or sessions.waiting)
+    statistics = runtime.statistics()
+    sessions, deliveries = statistics.sessions, statistics.deliveries
+    return bool(sessions.running or sessions.waiting or deliveries.waiting)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from ...storage.identity import SessionKey
-from ...storage.records import Turn
+from ...storage.records import Delivery, Turn
 from ...storage.sqlite import open_sqlite
 from ..system import SystemClock
 from ..testing.invariants import check_database
@@ -55,6 +55,8 @@ class Stored(Struct, kw_only=True):
     lineages_wrong: int = 0
     rotations_torn: int = 0
     calls_open: int = 0
+    deliveries: list[Delivery] = field(default_factory=lambda: list[Delivery]())
+    """The outbox, in the order of posting."""
     violations: tuple[str, ...] = ()
 
     @property
@@ -76,6 +78,7 @@ def look(path: Path, script: Script) -> Stored:
             for conversation in range(script.conversations):
                 _look_at(reader, conversation, script.turns, stored)
             stored.foreign += _count_strangers(reader, script.conversations)
+            stored.deliveries = _outbox(reader)
     finally:
         engine.close()
     return stored
@@ -112,6 +115,16 @@ def _look_at(reader: Reader, conversation: int, turns: int, stored: Stored) -> N
         stored.turns[conversation, number] = turn
         if entry.body is not None and entry.body.text == text_of(conversation, number):
             stored.waiting.add((conversation, number))
+
+
+def _outbox(reader: Reader) -> list[Delivery]:
+    deliveries: list[Delivery] = []
+    after: int | None = None
+    while True:
+        page, after = reader.deliveries(limit=_PAGE, after=after)
+        deliveries += page
+        if after is None:
+            return deliveries[::-1]
 
 
 def _lineages_of(reader: Reader, key: SessionKey) -> list[tuple[Session, ...]]:

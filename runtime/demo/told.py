@@ -53,7 +53,15 @@ class Switched(Struct, frozen=True, tag="switched", array_like=True):
     session: str
 
 
-Line: TypeAlias = Accepted | Replied | Rotated | Switched
+class Shown(Struct, frozen=True, tag="shown", array_like=True):
+    """A person was shown a message; the world outside has it before the gateway hears so."""
+
+    conversation: int
+    delivery: str
+    text: str
+
+
+Line: TypeAlias = Accepted | Replied | Rotated | Switched | Shown
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
@@ -92,6 +100,9 @@ class Told:
         self.rotations: list[Rotated] = []
         self.switches = 0
         self.last_switch: dict[int, str] = {}
+        self.shown: dict[str, Shown] = {}
+        """What people read, in its order: a delivery that comes again is recognised by its id."""
+        self.shown_again = 0
         self.seconds = 0.0
         self._rest = b""
 
@@ -125,6 +136,9 @@ class Told:
                 self.outcomes[line.outcome] += 1
             case Rotated():
                 self.rotations.append(line)
+            case Shown(_, delivery):
+                self.shown_again += delivery in self.shown
+                self.shown.setdefault(delivery, line)
             case Switched(conversation, session):
                 self.switches += 1
                 self.last_switch[conversation] = session

@@ -17,6 +17,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
+from onepen.actors.replies import reply_text
 from onepen.runtime.demo.__main__ import main
 from onepen.runtime.demo.account import account, at_the_kill, wrong_in
 from onepen.runtime.demo.gateway import Script, serve
@@ -59,6 +60,13 @@ DAMAGE = {
     "current session": "UPDATE routes SET session_id = NULL WHERE key = 'demo:2'",
     "none torn": "UPDATE sessions SET end_kind = 'boundary' WHERE end_kind = 'rotation'",
     "valid for a model": "DELETE FROM messages WHERE role = 'tool'",
+    "outbox, each shown": "UPDATE deliveries SET state = 'pending' WHERE n = 1",
+    "not in the outbox": (
+        "DELETE FROM deliveries WHERE n = (SELECT max(n) FROM deliveries WHERE turn IS NOT NULL)"
+    ),
+    "shown out of order": (
+        "UPDATE deliveries SET n = -1 WHERE n = (SELECT max(n) FROM deliveries)"
+    ),
     "invariant": "UPDATE heads SET next_seq = next_seq + 1",
 }
 
@@ -66,7 +74,8 @@ DAMAGE = {
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Line]]:
     path, lines = tmp_path_factory.mktemp("demo") / "demo.db", list["Line"]()
-    trio.run(serve, path, SCRIPT, [0] * SCRIPT.conversations, lines.append)
+    told = lines.append
+    trio.run(serve, path, SCRIPT, [0] * SCRIPT.conversations, told, told)
     return path, lines
 
 
@@ -120,6 +129,12 @@ def test_a_turn_that_was_cut_off_must_be_marked(finished: tuple[Path, Told]) -> 
     assert wrong(told, stored, at_kill) == {"turns running at the kill, marked or resumed"}
     crash = TurnOutcome(kind="interrupted", cause="crash")
     stored.turns[place] = type(turn)(id=turn.id, key=turn.key, state="ended", outcome=crash)
+    # The user is told so; nothing else would be the turn's last word.
+    assert wrong(told, stored, at_kill) == {"answers that are not in the outbox"}
+    stored.deliveries = [
+        msgspec.structs.replace(d, body={"text": reply_text(crash)}) if d.turn_id == turn.id else d
+        for d in stored.deliveries
+    ]
     assert wrong(told, stored, at_kill) == set()
 
 
@@ -139,6 +154,20 @@ def test_a_reply_that_says_something_else_than_the_row_is_wrong(
     place, reply = next((p, r) for p, r in told.replies.items() if r.outcome == "answered")
     told.replies[place] = msgspec.structs.replace(reply, text="re 0/99")
     assert "replies told, each stored" in wrong(told, stored)
+
+
+def test_what_was_sent_and_never_shown_is_wrong_and_a_repeat_is_counted(
+    finished: tuple[Path, Told],
+) -> None:
+    """The platform's word against the file's."""
+    path, told = finished
+    stored = look(path, SCRIPT)
+    first = next(iter(told.shown.values()))
+    told.note(first)
+    assert told.shown_again == 1
+    assert wrong(told, stored) == set()
+    del told.shown[first.delivery]
+    assert wrong(told, stored) == {"messages in the outbox, each shown"}
 
 
 def test_a_message_that_is_stored_in_another_conversation_too(
