@@ -127,7 +127,7 @@ ANSWERS = {
     "unicode": "日本語, e\u0301, \u202eright to left\u202c, 👩‍👩‍👧, \U0010ffff, \ufeff",
     "control": "\x00 nothing \x1b[31m red \x7f\x0b",
     "markup": '{"text": null} <b>&amp;</b> \\n \\u0041 \'"; DROP TABLE turns; --',
-    "long": "a long story, ünd so on\n" * 40_000,
+    "long": "a long story, ünd so on\n" * 20_000,
 }
 
 
@@ -140,6 +140,28 @@ async def test_an_answer_passes_unchanged(path: Path, name: str) -> None:
     assert reply.outcome.kind == "answered"
     async with serving(path, never) as runtime:
         assert await texts(runtime) == ["hello", answer]
+
+
+async def test_the_longest_answer_passes_unchanged_and_is_sent_as_far_as_a_platform_takes_it(
+    path: Path,
+) -> None:
+    """F1: what is sent says that it is cut, and which message has the whole of it."""
+    answer = "ü" * (512 * 1024)
+    async with serving(path, ending(answer)) as runtime, runtime.events(KEY) as events:
+        reply = await runtime.ask(KEY, FIRST)
+        async for event in events:
+            if event.kind == "turn.ended":
+                assert event.text == answer
+                break
+        assert reply.text == answer
+        (delivery,) = await runtime.deliveries.list(key=KEY)
+        assert delivery.text == "ü" * (256 * 1024)
+        assert delivery.body["cut"] is True
+        (said,) = [m for m in await stored(runtime) if m.role == "assistant"]
+        assert (said.uid, said.text) == (delivery.message_uid, answer)
+    async with serving(path, never) as runtime:
+        await _agrees(runtime, reply)
+    sound(path)
 
 
 async def _said(turn: Turn) -> None:
