@@ -42,6 +42,7 @@ from .line import (
 )
 from .mailbox import Answer, MailboxClosedError, MailboxFullError
 from .policy import Backoff, Crashes, Intensity
+from .raised import sole_cause
 from .session import Session
 
 if TYPE_CHECKING:
@@ -444,12 +445,3 @@ def _is_rest(message: Letter) -> bool:
 
 async def _nothing(_: Any) -> None:
     """Starting the actor is all there is to do: it recovers its key by itself."""
-
-
-def sole_cause(error: BaseException) -> BaseException:
-    """What a nursery has wrapped, if it is one thing."""
-    causes: Any = getattr(error, "exceptions", ())
-    while len(causes) == 1:
-        error = causes[0]
-        causes = getattr(error, "exceptions", ())
-    return error

@@ -139,6 +139,7 @@ class Waiting(NamedTuple):
     targets: tuple[Target, ...] = ()  # who is answered beside those who speak here
     effects: tuple[Effect, ...] = ()  # what its earlier attempts have done to the world
     asks: tuple[str, ...] = ()  # the questions that they have left open
+    model_calls: int = 0  # that they have counted
 
     @property
     def source(self) -> str:

@@ -114,6 +114,7 @@ class Page:
         "edge",
         "end_kind",
         "end_version",
+        "last_uid",
         "messages",
         "model",
         "next_seq",
@@ -130,6 +131,7 @@ class Page:
         self.stored = False  # whether it has a row, or will have one by a posted unit
         self.messages: list[Message] = []
         self.next_seq = 0
+        self.last_uid: Uid | None = None  # of the row before `next_seq`, where it is known
         self.revision = 0
         self.size_bytes = 0
         self.end_kind: EndKind | None = None
@@ -170,6 +172,7 @@ class Page:
         ]
         self.messages.extend(added)
         self.next_seq += len(added)
+        self.last_uid = added[-1].uid
         self.revision += 1
         for message in added:
             self.size_bytes += size_of(message)
@@ -239,4 +242,5 @@ class Page:
         ]
         page.replace(rows)
         page.next_seq, page.revision = len(rows), revision
+        page.last_uid = rows[-1].uid if rows else None
         return page

@@ -135,7 +135,7 @@ async def going_on(session: Session, turn: StoredTurn) -> Waiting | None:
 
 
 async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
-    entries, effects, asks = await _what_belongs(session, turn.id)
+    entries, effects, asks, model_calls = await _what_belongs(session, turn.id)
     rows = [m for m in session.scribe.page.messages if m.turn_id == turn.id and m.role == "user"]
     if not rows:
         return None
@@ -154,6 +154,7 @@ async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
         targets=targets_in(entries),
         effects=effects,
         asks=asks,
+        model_calls=model_calls,
     )
 
 
@@ -163,6 +164,7 @@ class _Belongings(NamedTuple):
     entries: tuple[InboxEntry, ...]
     effects: tuple[Effect, ...]
     asks: tuple[str, ...]
+    model_calls: int
 
 
 async def _what_belongs(session: Session, turn_id: TurnId) -> _Belongings:
@@ -174,6 +176,7 @@ async def _what_belongs(session: Session, turn_id: TurnId) -> _Belongings:
             reader.inbound_of_turn(turn_id),
             reader.effects(turn_id),
             tuple(question.question_key for question in opened if question.turn_id == turn_id),
+            reader.model_calls(turn_id),
         )
 
     return await session.scribe.writer.read(look)
@@ -207,7 +210,7 @@ async def _end(
 ) -> None:
     """The end of a turn that nobody runs: results for its open calls, and a word to the user."""
     scribe = session.scribe
-    entries, effects, asks = await _what_belongs(session, turn.id)
+    entries, effects, asks, _ = await _what_belongs(session, turn.id)
     page, now = scribe.page, scribe.now()
     here = turn.session_id == page.session_id and page.stored and page.end_kind is None
     text = reply_text(outcome)

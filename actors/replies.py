@@ -12,6 +12,8 @@ import re
 import msgspec
 from msgspec import Struct
 
+from ..storage.edge import check_json
+from ..storage.errors import InvalidContentError
 from ..storage.identity import SessionId, TurnId
 from ..storage.records import Message, Tokens, TurnOutcome
 
@@ -19,7 +21,7 @@ _ERROR_LENGTH_MAX = 300
 _PARTIAL_ERROR_LENGTH_MAX = 200
 _LONG_HISTORY = 50
 _CONTEXT_TOO_LONG = re.compile(
-    r"context length|context window|too large|too long|too many tokens|maximum context|payload",
+    r"context[ _](length|window)|too large|too long|too many tokens|maximum context|payload",
     re.IGNORECASE,
 )
 _BARE_400 = re.compile(r"\b400\b")
@@ -53,6 +55,7 @@ def reply_text(outcome: TurnOutcome) -> str:
     if outcome.text and outcome.text.strip():
         return outcome.text
     error = (outcome.error or "").strip()
+    error = "" if error == "None" else error  # what a program says when it has nothing to say
     match outcome.kind:
         case "failed":
             return _failed(outcome, error)
@@ -72,7 +75,9 @@ def reply_text(outcome: TurnOutcome) -> str:
 def _failed(outcome: TurnOutcome, error: str) -> str:
     history_length = int((outcome.detail or {}).get("history_length") or 0)
     bare = _BARE_400.search(error) is not None and history_length > _LONG_HISTORY
-    if outcome.cause != "storage" and (bare or _CONTEXT_TOO_LONG.search(error)):
+    # What storage or our own edge says of a size is not about the model's context.
+    ours = outcome.cause == "storage" or "refused" in (outcome.detail or {})
+    if not ours and (bare or _CONTEXT_TOO_LONG.search(error)):
         return (
             "The conversation no longer fits into the model's context window. "
             "Use /compact to shorten it."
@@ -92,3 +97,19 @@ def _interrupted(outcome: TurnOutcome) -> str:
 def storable(text: str) -> str:
     """An error's text, whatever it holds: short enough, and without what no text can hold."""
     return text[:4000].encode(errors="replace").decode()
+
+
+def with_storable_facts(outcome: TurnOutcome) -> TurnOutcome:
+    """What an outcome says beside its text must never cost the text: it is made to fit."""
+    detail, error, cause = outcome.detail, outcome.error, outcome.cause
+    if detail is not None:
+        try:
+            check_json("detail", detail)
+        except InvalidContentError as problem:
+            detail = {"left_out": storable(str(problem))}
+    return msgspec.structs.replace(
+        outcome,
+        detail=detail,
+        error=None if error is None else storable(error),
+        cause=None if cause is None else storable(cause)[:200],
+    )

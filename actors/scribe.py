@@ -218,6 +218,7 @@ class Scribe:
             incarnation=self.incarnation,
             session_id=page.session_id,
             base_seq=Seq(page.next_seq) if base else None,
+            behind=page.last_uid if base else None,
             revision=page.revision if revision else None,
         )
 
@@ -305,7 +306,8 @@ class Scribe:
 
         # A first unit names the revision instead of the base, which follows from it: then a foreign
         # row is refused as what it is, and not as a broken chain of our own.
-        guard = self.guard(base=bool(drafts) and not first, revision=first)
+        # What has no rows is chained as well: the end of a turn must not outlive a refused row.
+        guard = self.guard(base=not first, revision=first)
         ticket = self.writer.post(Unit(commands, (guard,)), received, past_bounds=past_bounds)
         self._unresolved += 1
         if drafts:
@@ -544,6 +546,7 @@ class Scribe:
             rest = [message for message in page.messages if message.seq not in gone]
             page.replace([*rest[:at], row, *rest[at:]])
             page.next_seq += 1
+            page.last_uid = row.uid
             page.revision += 1
             self._told.on_committed((row,))
 

@@ -123,7 +123,7 @@ class Turn:
         self._interim = set[Uid]()  # what is sent as soon as it is stored
         self._last: Draft | None = None
         self.said: str | None = None
-        self.model_calls = 0
+        self.model_calls = waiting.model_calls
         self.tokens = Tokens()
         self.over = False
 

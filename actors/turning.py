@@ -29,8 +29,8 @@ from .binding import Inside, current_binding, inside_turn
 from .line import SHUTDOWN, TurnPendingError
 from .mailbox import Answer
 from .outbox import distinct, posting, targets_of
-from .raised import is_theirs, ours_of, said_by
-from .replies import Reply, reply_text, storable, with_facts
+from .raised import causes_of, is_theirs, ours_of, said_by, sole_cause
+from .replies import Reply, reply_text, storable, with_facts, with_storable_facts
 from .reports import dropping, take_report, unsaved_of
 from .results import Result, result_of
 from .titles import apply_pending_title
@@ -331,7 +331,7 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
         turn.over = running.done = True
         running.task = None
     if result is not None:
-        return result
+        return _as_stopped(running, result)
     if running.cause is None:
         message = f"the turn took longer than {limit_s:g} s"
         return Result(TurnOutcome(kind="failed", error=message, cause="deadline"))
@@ -340,11 +340,32 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
     return Result(TurnOutcome(kind="interrupted", cause=running.cause))
 
 
+def _as_stopped(running: RunningTurn, result: Result) -> Result:
+    """What an agent says that was told to stop, and came to an end by itself.
+
+    If it has finished its answer, that is the answer. Otherwise the turn was interrupted by whoever
+    did it, however the agent puts that: as nothing, as an interrupt, as an error of its own.
+    """
+    outcome = result.outcome
+    answered = outcome.kind in ("answered", "partial") and (outcome.text or "").strip()
+    if running.cause in (None, "refused") or answered or outcome.kind == "silent":
+        return result
+    stopped = msgspec.structs.replace(outcome, kind="interrupted", cause=running.cause)
+    return result._replace(outcome=stopped)
+
+
 def _failure(running: RunningTurn, error: BaseException) -> TurnOutcome:
-    cause = "agent"
-    if isinstance(error, StorageError) or running.cause == "refused":
-        cause = "storage"
-    return TurnOutcome(kind="failed", error=storable(said_by(error)), cause=cause)
+    if running.cause == "refused" or any(isinstance(e, StorageError) for e in causes_of(error)):
+        return TurnOutcome(kind="failed", error=storable(said_by(error)), cause="storage")
+    if isinstance(error := sole_cause(error), InvalidContentError):
+        return _unstorable(error)
+    return TurnOutcome(kind="failed", error=storable(said_by(error)), cause="agent")
+
+
+def _unstorable(error: OnepenError) -> TurnOutcome:
+    """The agent gave something that can't be stored; that is no word of its model's."""
+    detail = {"refused": getattr(error, "field", "")}
+    return TurnOutcome(kind="failed", error=storable(said_by(error)), cause="agent", detail=detail)
 
 
 def _refused_outcome(session: Session) -> TurnOutcome:
@@ -377,8 +398,8 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
         try:
             outcome, new = await take_report(session, running, result, report)
         except OnepenError as error:
-            outcome = TurnOutcome(kind="failed", error=storable(str(error)), cause="agent")
-            answer = None
+            outcome, answer = _unstorable(error), None
+    outcome = with_storable_facts(outcome)
     if outcome.kind == "answered" and not (outcome.text or "").strip():
         # It has said its answer without calling it that.
         outcome = msgspec.structs.replace(outcome, text=_last_words(turn, new) or outcome.text)
@@ -402,8 +423,7 @@ async def _finish(session: Session, running: RunningTurn, result: Result) -> Tur
                 then=_releasing(session, running, outcome),
             )
         except InvalidContentError as error:
-            outcome = TurnOutcome(kind="failed", error=storable(str(error)), cause="agent")
-            new, answer = (), None
+            outcome, new, answer = _unstorable(error), (), None
             continue
         reply = session.line.reply_of(turn.id)
         if isinstance(await scribe.receipt_of(ticket, reply), Durable):

@@ -23,10 +23,11 @@ import trio
 
 from ..actors.binding import clean_context
 from ..actors.courier import Courier
-from ..actors.directory import Directory, sole_cause
+from ..actors.directory import Directory
 from ..actors.hooks import Hooks
 from ..actors.line import Counters, Operate, Surroundings
 from ..actors.policy import ChildSpec, Policy
+from ..actors.raised import sole_cause
 from ..actors.retention import keep_inbox
 from ..actors.slots import Slots
 from ..actors.sources import check_source

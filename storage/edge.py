@@ -86,6 +86,8 @@ def _check_guard(guard: Guard) -> None:
         check_integer("guard.base_seq", guard.base_seq)
     if guard.revision is not None:
         check_integer("guard.revision", guard.revision)
+    if guard.behind is not None:
+        check_uid("guard.behind", guard.behind)
 
 
 def _check_command(command: Any) -> int:

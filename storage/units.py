@@ -6,8 +6,9 @@ first of all; for the rest the guards must hold:
 - the incarnation is the key's: a predecessor's late write is refused (`stale_incarnation`);
 - the route names the guarded session (or this unit moves it there), and the session is open (or has
   no row yet, or is reopened by this unit);
-- `base_seq`, if given, is the session's next seq, so that one refusal refuses all later units of
-  that session by itself (`broken_chain`): no gaps, no torn order;
+- `base_seq`, if given, is the session's next seq, and `behind`, if given, the uid of its last row,
+  so that one refusal refuses all later units of that session by itself (`broken_chain`): no gaps,
+  no torn order, and no row of somebody else in the place of the one that was refused;
 - `revision`, if given, is the session's: what the writer of the unit has seen is what is stored.
 
 A receipt tells only what is certain: `Durable` is on disk, `Refused` has changed nothing, `Unknown`
@@ -22,7 +23,7 @@ from msgspec import Struct
 
 from . import errors
 from .commands import AnyCommand, AppendMessages, Branch, Compact, Restore, Rewind, Rotate
-from .identity import Incarnation, Seq, SessionId, SessionKey
+from .identity import Incarnation, Seq, SessionId, SessionKey, Uid
 
 Reason: TypeAlias = Literal[
     "stale_revision",
@@ -47,6 +48,7 @@ class Guard(Struct, frozen=True, kw_only=True, gc=False):
     session_id: SessionId | None = None
     base_seq: Seq | None = None
     revision: int | None = None
+    behind: Uid | None = None
 
 
 class Unit(Struct, frozen=True, gc=False):

@@ -34,8 +34,22 @@ def check_guards(tx: Transaction, unit: Unit) -> None:
         next_seq, revision = (0, 0) if session is None else (session.next_seq, session.revision)
         if guard.base_seq is not None and guard.base_seq != next_seq:
             refuse("broken_chain", guard.session_id, next_seq, guard.base_seq)
+        if guard.behind is not None and _last_uid(tx, session) != guard.behind:
+            refuse("broken_chain", guard.session_id, _last_uid(tx, session), guard.behind)
         if guard.revision is not None and guard.revision != revision:
             refuse("stale_revision", guard.session_id, revision, guard.revision)
+
+
+def _last_uid(tx: Transaction, session: SessionState | None) -> str | None:
+    """The uid of the session's last row: remembered, as long as nothing came in by other ways."""
+    if session is None or session.next_seq == 0:
+        return None
+    seq = session.next_seq - 1
+    if session.last is None or session.last[0] != seq:
+        tx.flush_messages()
+        row = tx.one("SELECT uid FROM messages WHERE session = ? AND seq = ?", (session.n, seq))
+        session.last = (seq, "" if row is None else row[0].hex())
+    return session.last[1]
 
 
 def _refuse_ended(tx: Transaction, session: SessionState) -> NoReturn:

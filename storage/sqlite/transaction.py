@@ -75,6 +75,7 @@ class SessionState:
         "hidden",
         "id",
         "key",
+        "last",
         "last_minute",
         "last_ms",
         "message_count",
@@ -109,6 +110,7 @@ class SessionState:
         self.first_active: int = row[20]
         self.last_ms: int = row[21]
         self.last_minute: int = row[22]
+        self.last: tuple[int, str] | None = None  # seq and uid of a row that was the last
 
     def head(self) -> Head:
         return Head(self.id, Seq(self.next_seq), self.revision)

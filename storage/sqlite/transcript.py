@@ -116,6 +116,7 @@ def add_row(
         )
     )
     session.next_seq = seq + 1
+    session.last = (seq, draft.uid)
     session.active_count += 1
     session.active_bytes += size_of(draft.text, details)
     if kind != SUMMARY:

@@ -195,6 +195,15 @@ class WorkViews(Queries):
             for row in rows
         )
 
+    def model_calls(self, turn_id: TurnId) -> int:
+        row = self._one(
+            # By the sessions of its key, which have the index: a turn may have been in several.
+            "SELECT count(*) FROM turns t JOIN sessions s ON s.key = t.key "
+            "JOIN usage u ON u.session = s.n AND u.turn = t.n WHERE t.id = ? AND u.auxiliary = 0",
+            (turn_id,),
+        )
+        return 0 if row is None else row[0]
+
     def delivery(self, delivery_id: str) -> Delivery | None:
         row = self._one(f"{_DELIVERY} WHERE d.id = ?", (delivery_id,))
         return None if row is None else _delivery_of(row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import threading
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,28 @@ from onepen import (
     StorageUnavailableError,
     SystemIds,
     WriterSettings,
+    open_runtime,
 )
 from onepen.storage.commands import AppendMessages
 from onepen.storage.identity import SessionKey, Uid
 from onepen.storage.units import Guard, Unit
 
 from ..runtime.scripted import serving, until
-from .agents import KEY, LONG, ROOT, Commits, call, echo, query, result, shape, sound, stored, texts
+from .agents import (
+    KEY,
+    LONG,
+    ROOT,
+    Commits,
+    call,
+    echo,
+    query,
+    result,
+    shape,
+    snapshot,
+    sound,
+    stored,
+    texts,
+)
 from .killed_answering import FIRST, JOINED
 
 if TYPE_CHECKING:
@@ -574,6 +590,187 @@ async def write_beside(runtime: Runtime, session_id: str) -> None:
     append = AppendMessages(session_id=row.id, base_seq=row.next_seq, messages=(draft,))
     guard = Guard(key=SessionKey(KEY), incarnation=route.incarnation, session_id=row.id)
     await writer.write(Unit((append,), (guard,)))
+
+
+@pytest.mark.parametrize("returned", ["the answer", None])
+async def test_the_end_of_a_turn_never_outlives_a_row_that_was_refused(
+    tmp_path: Path, returned: str | None
+) -> None:
+    """F5, INV-4: somebody else's row stands where the turn's own was to stand."""
+    path = tmp_path / "chat.db"
+
+    async def agent(turn: Turn) -> str | None:
+        await write_beside(runtime, turn.session_id)
+        await turn.append("the row")
+        return returned
+
+    async with serving(path, agent) as runtime:
+        reply = await runtime.ask(KEY, "go")
+        assert (reply.outcome.kind, reply.outcome.cause) == ("failed", "storage")
+        assert "the row" not in await texts(runtime)
+        assert "the answer" not in await texts(runtime)
+    sound(path)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("400 context length exceeded"), "/compact"),
+        (RuntimeError("context_length_exceeded"), "/compact"),
+        (RuntimeError("the model is on holiday"), "holiday"),
+        (StorageUnavailableError("disk full"), "try again later"),
+    ],
+    ids=["prose", "code", "other", "storage"],
+)
+async def test_an_error_that_comes_out_of_a_nursery_is_told_as_itself(
+    tmp_path: Path, error: Exception, says: str
+) -> None:
+    """F4, F5: agents run their tools in nurseries."""
+
+    async def agent(_: Turn) -> None:
+        async def model() -> None:
+            raise error
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(model)
+
+    async with serving(tmp_path / "chat.db", agent) as runtime:
+        reply = await runtime.ask(KEY, "go")
+        assert says in reply.text
+        assert "ExceptionGroup" not in reply.text
+        assert ("/reset" in reply.text) == (says == "holiday")
+
+
+async def test_an_error_that_was_raised_from_storages_advises_no_reset(tmp_path: Path) -> None:
+    """F5."""
+
+    async def agent(_: Turn) -> None:
+        raise RuntimeError("could not save") from StorageUnavailableError("disk full")
+
+    async with serving(tmp_path / "chat.db", agent) as runtime:
+        reply = await runtime.ask(KEY, "go")
+        assert reply.outcome.cause == "storage"
+        assert "/reset" not in reply.text
+
+
+async def test_what_our_own_edge_finds_too_large_is_not_the_models_context(tmp_path: Path) -> None:
+    """F4, F5: and what the agent had to say of its failure is said."""
+    big = {"a": "y" * 700_000, "b": "y" * 700_000}
+
+    async def agent(turn: Turn) -> Outcome:
+        if turn.text == "append":
+            await turn.append({"role": "assistant", "content": "x", "meta": big})
+        return Outcome(kind="failed", error="boom", detail=big)
+
+    async with serving(tmp_path / "chat.db", agent) as runtime:
+        for text in ("append", "return"):
+            reply = await runtime.ask(KEY, text)
+            assert reply.outcome.kind == "failed"
+            assert "context window" not in reply.text
+        assert "boom" in reply.text
+
+
+class Stoppable:
+    """A synchronous agent in a thread: it is told to stop, and comes to an end by itself."""
+
+    def __init__(self, ends: Any) -> None:
+        self.stop, self.begun = threading.Event(), trio.Event()
+        self._ends = ends
+
+    def interrupt(self) -> None:
+        self.stop.set()
+
+    async def run(self, _: Turn) -> Any:
+        self.begun.set()
+        await trio.to_thread.run_sync(self.stop.wait)
+        if isinstance(self._ends, BaseException):
+            raise self._ends
+        return self._ends
+
+
+ENDS = [
+    None,
+    {},
+    {"interrupted": True, "final_response": None},
+    {"failed": True, "error": "cancelled"},
+    Outcome(kind="interrupted"),
+    ConnectionError("stream closed"),
+]
+
+
+@pytest.mark.parametrize(
+    "ends", ENDS, ids=["nothing", "empty", "flag", "failed", "outcome", "raised"]
+)
+@pytest.mark.parametrize("how", ["person", "shutdown"])
+async def test_however_an_agent_ends_that_was_told_to_stop_it_was_interrupted(
+    tmp_path: Path, ends: Any, how: str
+) -> None:
+    """F3, F7: silent for a person who asked for it, and never for a shutdown."""
+    agent = Stoppable(ends)
+    async with serving(tmp_path / "chat.db", agent) as runtime:
+        submission = await runtime.submit(KEY, Inbound("go", reply_to="chat-1"))
+        await agent.begun.wait()
+        if how == "person":
+            assert submission.interrupt()
+        else:
+            await runtime.shutdown()
+        reply = await submission.reply()
+        assert (reply.outcome.kind, reply.outcome.cause) == ("interrupted", how)
+        assert (reply.text == "") == (how == "person")
+        assert len(await runtime.deliveries.list()) == (how == "shutdown")
+
+
+async def test_an_answer_that_was_finished_in_spite_of_an_interrupt_is_the_answer(
+    tmp_path: Path,
+) -> None:
+    """F1."""
+    agent = Stoppable("done anyway")
+    async with serving(tmp_path / "chat.db", agent) as runtime:
+        submission = await runtime.submit(KEY, "go")
+        await agent.begun.wait()
+        submission.interrupt()
+        assert (await submission.reply()).text == "done anyway"
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [RuntimeError(None), {"failed": True, "error": "None"}, {"partial": True, "error": "None"}],
+    ids=["raised", "failed", "partial"],
+)
+async def test_an_error_that_says_none_says_nothing(tmp_path: Path, ends: Any) -> None:
+    """F5."""
+
+    async def agent(_: Turn) -> Any:
+        if isinstance(ends, BaseException):
+            raise ends
+        return ends
+
+    async with serving(tmp_path / "chat.db", agent) as runtime:
+        assert "None" not in (await runtime.ask(KEY, "go")).text
+
+
+async def test_the_work_of_an_attempt_that_was_cut_counts_for_the_next(tmp_path: Path) -> None:
+    """F6: its model calls are stored, so nobody says that nothing was done."""
+    path, began = tmp_path / "chat.db", trio.Event()
+
+    async def cut(turn: Turn) -> None:
+        turn.usage(model="m", input=10)
+        await turn.append(call("c1"))
+        began.set()
+        await trio.sleep_forever()
+
+    async with open_runtime(path, agent=cut) as runtime:
+        await runtime.submit(KEY, Inbound("go", id="u1"))
+        await began.wait()
+        await until(lambda: query(path, "SELECT count(*) FROM usage") == [(1,)])
+        left = snapshot(path, path.with_name("left.db"))
+
+    async def nothing(turn: Turn) -> None:
+        assert turn.resumed
+
+    async with serving(left, nothing) as runtime:
+        reply = await runtime.ask(KEY, Inbound("go", id="u1"))
+        assert "The work was done" in reply.text
 
 
 # F6: nothing came back -----------------------------------------------------------------------

@@ -96,11 +96,13 @@ class Author:
         if not chained or route.session_id is None:
             return guard
         next_seq, revision = (0, 0) if session is None else (session.next_seq, session.revision)
+        rows = self.model.state.transcripts.get(route.session_id, ())
         return replace(
             guard,
             session_id=route.session_id,
             base_seq=self._one((Seq(next_seq), None)),
             revision=self._one((None, revision)),
+            behind=self._one((None, rows[-1].uid if rows else None)),
         )
 
     def _keyed(self) -> SessionKey | None:

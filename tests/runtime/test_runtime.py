@@ -659,12 +659,39 @@ RUBBISH: list[Any] = [
     {"messages": [{"role": "nobody", "content": "x"}]},
     {"messages": [{"role": "assistant", "content": "x", "tool_calls": 5}]},
     {"messages": [{"role": "assistant", "content": "x", "uid": "not a uid"}]},
-    {"final_response": "ok", "error": "half \ud800"},
     Outcome(kind="answered", text=5),  # type: ignore[arg-type]
     Outcome(kind="mended", text="x"),  # type: ignore[arg-type]
-    Outcome(kind="answered", text="x", detail={"x": object()}),
-    Outcome(kind="answered", text="x", error="half \ud800"),
 ]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"final_response": "ok", "error": "half \ud800"},
+        {"final_response": "ok", "partial": True, "error": "y" * (1024 * 1024 + 1)},
+        Outcome(kind="answered", text="ok", error="half \ud800"),
+        Outcome(kind="answered", text="ok", detail={"x": object()}),
+        Outcome(kind="answered", text="ok", detail={"a": "y" * 700_000, "b": "y" * 700_000}),
+    ],
+    ids=["surrogate", "long", "outcome", "object", "large"],
+)
+async def test_what_can_not_be_stored_beside_an_answer_never_costs_the_answer(
+    path: Path, beside: Any
+) -> None:
+    """F1, INV-20: the answer is stored; what was left out of the outcome says so."""
+
+    async def agent(_: Turn) -> Any:
+        return beside
+
+    async with serving(path, agent) as runtime:
+        reply = await runtime.ask(KEY, "go")
+        assert reply.text == "ok"
+        assert await transcript(runtime, KEY) == [("user", "go"), ("assistant", "ok")]
+        outcome = (await runtime.turns.get(reply.turn_id)).outcome
+        assert outcome == reply.outcome
+        assert outcome is not None
+        left_out = "left_out" in (outcome.detail or {})
+        assert left_out or 0 < len(outcome.error or "") <= 4000
 
 
 @pytest.mark.parametrize("case", range(len(RUBBISH)))

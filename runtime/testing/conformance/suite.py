@@ -195,6 +195,31 @@ class EngineConformance(SessionConformance, TranscriptConformance, WorkConforman
             desk.done(*units[1:])  # from the first refused one on, in order, they fit again
             assert desk.texts(chat.session_id) == [f"message {number}" for number in range(6)]
 
+    def test_a_foreign_row_in_the_place_of_a_refused_one_refuses_what_follows(
+        self, tmp_path: Path
+    ) -> None:
+        """INV-4: by seq alone the next unit would fit; it was written behind another row."""
+        with self.desk(tmp_path) as desk:
+            chat = Conversation("ann")
+            desk.done(*chat.opening())
+            first = chat.draft("user", "hello")
+            desk.done(chat.guarded(chat.guard(), chat.append(first)))
+            foreign = chat.draft("system", "somebody else's")
+            guard = replace(chat.guard(), behind=first.uid)
+            append = chat.append(foreign)
+            own = replace(append, messages=(chat.draft("assistant", "ours"),))
+            desk.done(Unit((append,), (guard,)))
+            desk.refused("broken_chain", Unit((own,), (guard,)))
+            fits = replace(chat.guard(), revision=None)
+            end = chat.end()
+            ours = own.messages[0].uid
+            desk.refused("broken_chain", Unit((end,), (replace(fits, behind=ours),)))
+            desk.done(Unit((end,), (replace(fits, behind=foreign.uid),)))
+            empty = Conversation("bob")
+            desk.done(*empty.opening())
+            bad = replace(empty.guard(), behind=ours)
+            desk.refused("broken_chain", Unit((empty.append(empty.draft("user", "x")),), (bad,)))
+
     def test_a_stale_value_is_refused_and_never_applied(self, tmp_path: Path) -> None:
         """INV-1: a value that was replaced does not come back with a late command."""
         with self.desk(tmp_path) as desk:

@@ -100,6 +100,9 @@ def _check(state: State, guard: Guard, unit: Unit) -> None:
     next_seq, revision = (0, 0) if session is None else (session.next_seq, session.revision)
     if guard.base_seq not in (None, next_seq):
         refuse("broken_chain", guard.session_id)
+    rows = state.transcripts.get(guard.session_id, ())
+    if guard.behind not in (None, rows[-1].uid if rows else None):
+        refuse("broken_chain", guard.session_id)
     if guard.revision not in (None, revision):
         refuse("stale_revision", guard.session_id)
 

@@ -284,6 +284,14 @@ class ModelReader:
             for (source, model, auxiliary), calls in sorted(groups.items())
         )
 
+    def model_calls(self, turn_id: TurnId) -> int:
+        turn, sessions = self._state.turns.get(turn_id), self._state.sessions
+        return sum(
+            u.turn_id == turn_id and turn is not None and sessions[u.session_id].key == turn.key
+            for u in self._state.usage.values()
+            if not u.auxiliary
+        )
+
     def delivery(self, delivery_id: str) -> Delivery | None:
         return self._state.deliveries.get(delivery_id)
 
