@@ -183,6 +183,10 @@ class Reader(Protocol):
         """What is to be sent, or is being sent, in the order of posting."""
         ...
 
+    def first_deliveries(self, source: str, limit: int = 500) -> tuple[Delivery, ...]:
+        """The first of each key among them."""
+        ...
+
     def deliveries(
         self,
         *,

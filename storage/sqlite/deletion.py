@@ -51,7 +51,8 @@ def _delete_session(tx: Transaction, command: DeleteSession) -> None:
             (with_step(history, attempt, "ended", [outcome, ended_ms]), turn),
         )
     tx.forget_turns()
-    tx.change(f"UPDATE inbox SET body = NULL, reply_to = NULL WHERE turn IN {turns}", n)
+    for column in ("turn", "into_turn"):
+        tx.change(f"UPDATE inbox SET body = NULL, reply_to = NULL WHERE {column} IN {turns}", n)
     tx.change(f"UPDATE dead_letters SET reason = '' WHERE turn IN {turns}", n)
     tx.change(
         "UPDATE sessions SET deleted = 1, title = NULL, title_origin = NULL, user = NULL, meta = "

@@ -73,6 +73,7 @@ _SELECT_MARKED = (
 )
 # Which state may follow which, within one attempt. `sending` opens the next attempt instead.
 _NEXT_DELIVERY = {
+    "pending": {"sent", "failed"},  # behind an attempt: whoever made it has heard of it after all
     "sending": {"pending", "sent", "failed", "unknown"},
     "unknown": {"pending", "sent", "failed"},
     "failed": {"pending"},
@@ -98,7 +99,8 @@ def _mark_delivery(tx: Transaction, command: MarkDelivery) -> None:
     if command.state == "sending":
         fits = command.attempt == attempt + 1 and state in ("pending", "failed", "unknown")
     else:
-        fits = command.attempt == attempt and command.state in _NEXT_DELIVERY.get(state, ())
+        follows = command.state in _NEXT_DELIVERY.get(state, ())
+        fits = follows and command.attempt == attempt and attempt > 0
     if not fits:
         what = f"delivery {command.delivery_id}"
         refuse("stale", what, stored=[state, attempt], given=[command.state, command.attempt])

@@ -296,6 +296,8 @@ UPDATE inbox SET reply_to = body -> '$.reply_to' WHERE json_valid(body);
 ALTER TABLE inbox ADD COLUMN into_turn INTEGER REFERENCES turns (n);
 CREATE INDEX inbox_into ON inbox (into_turn) WHERE into_turn IS NOT NULL;
 ALTER TABLE timers ADD COLUMN busy TEXT;
+DROP INDEX deliveries_open;
+CREATE INDEX deliveries_open ON deliveries (source, n) WHERE state IN ('pending', 'sending');
 CREATE INDEX deliveries_key ON deliveries (key, n);
 CREATE INDEX deliveries_left ON deliveries (n) WHERE state IN ('failed', 'unknown');
 """

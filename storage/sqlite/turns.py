@@ -250,9 +250,11 @@ def _prune_inbox(tx: Transaction, command: PruneInbox) -> None:
     if version != command.replaces:
         refuse("stale", "pruning of the inbox", stored=version, given=command.replaces)
     tx.change(
-        # Up to the first younger row, so that nothing is scanned when nothing is old.
+        # Up to the first younger row, so that nothing is scanned when nothing is old. A dead letter
+        # that nobody has decided about still needs to know whom it answers.
         "DELETE FROM inbox WHERE n IN (SELECT i.n FROM inbox i JOIN turns t ON t.n = i.turn "
-        "WHERE t.state = 'ended' AND i.n < coalesce((SELECT n FROM inbox WHERE accepted_ms >= ? "
+        "WHERE t.state = 'ended' AND NOT EXISTS (SELECT 1 FROM dead_letters d WHERE d.turn = t.n "
+        "AND d.state = 'open') AND i.n < coalesce((SELECT n FROM inbox WHERE accepted_ms >= ? "
         "ORDER BY n LIMIT 1), 9223372036854775807) ORDER BY i.n LIMIT ?)",
         (command.before_ms, command.limit),
     )

@@ -48,6 +48,9 @@ _DELIVERY = (
 )
 
 
+_OPEN_DELIVERY = _DELIVERY.replace("deliveries d", "deliveries d INDEXED BY deliveries_open")
+
+
 def _turn_of(row: tuple[Any, ...]) -> Turn:
     return Turn(
         id=row[0],
@@ -140,7 +143,8 @@ class WorkViews(Queries):
     def oldest_ended_inbound_ms(self) -> int | None:
         row = self._one(
             "SELECT i.accepted_ms FROM inbox i JOIN turns t ON t.n = i.turn "
-            "WHERE t.state = 'ended' ORDER BY i.n LIMIT 1"
+            "WHERE t.state = 'ended' AND NOT EXISTS (SELECT 1 FROM dead_letters d "
+            "WHERE d.turn = t.n AND d.state = 'open') ORDER BY i.n LIMIT 1"
         )
         return None if row is None else row[0]
 
@@ -211,9 +215,18 @@ class WorkViews(Queries):
     def open_deliveries(self, source: str | None = None, limit: int = 500) -> tuple[Delivery, ...]:
         where, parameters = ("", ()) if source is None else ("AND d.source = ? ", (source,))
         rows = self._all(
-            f"{_DELIVERY.replace('deliveries d', 'deliveries d INDEXED BY deliveries_open')} "
-            f"WHERE d.state IN ('pending', 'sending') {where}ORDER BY d.n LIMIT ?",
+            f"{_OPEN_DELIVERY} WHERE d.state IN ('pending', 'sending') {where}ORDER BY d.n LIMIT ?",
             (*parameters, limit),
+        )
+        return tuple(_delivery_of(row) for row in rows)
+
+    def first_deliveries(self, source: str, limit: int = 500) -> tuple[Delivery, ...]:
+        rows = self._all(
+            f"{_OPEN_DELIVERY} WHERE d.n IN (SELECT min(n) FROM deliveries INDEXED BY "
+            "deliveries_open WHERE state IN ('pending', 'sending') AND source = ? "
+            "GROUP BY key ORDER BY 1 LIMIT ?) AND d.state IN ('pending', 'sending') "
+            "AND d.source = ? ORDER BY d.n",
+            (source, limit, source),
         )
         return tuple(_delivery_of(row) for row in rows)
 

@@ -185,6 +185,8 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
     for source in (None, *names.sources):
         ask(reader.open_deliveries, source)
         ask(_posted(reader), source=source)
+        if source is not None:
+            ask(reader.first_deliveries, source)
     for state in get_args(DeliveryState):
         ask(_posted(reader), state=state)
     for delivery_id in names.deliveries:

@@ -263,6 +263,49 @@ class WorkConformance(UnderTest):
                 desk.refused("stale", bare(late))
             assert _delivery(desk).platform_id == "p-1"
 
+    def test_what_was_put_back_may_turn_out_to_have_arrived(self, tmp_path: Path) -> None:
+        """INV-3: an acknowledgement that comes late; nothing arrives that was never sent."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk)
+            desk.done(bare(_post(chat)))
+            desk.refused("stale", bare(_mark(0, "sent", 9)))
+            desk.done(bare(_mark(1, "sending", 10)), bare(_mark(1, "pending", 11)))
+            sent = bare(_mark(1, "sent", 12))
+            desk.done(sent)
+            desk.again(sent)
+            desk.refused("stale", bare(_mark(2, "sending", 13)))
+
+    def test_the_first_open_delivery_of_each_key_is_found(self, tmp_path: Path) -> None:
+        """INV-13: however many wait behind it."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk)
+            for number in range(9):
+                key = SessionKey(f"key {number % 3}")
+                desk.done(bare(replace(_post(chat), delivery_id=f"{number}", key=key)))
+            steps = (_mark(1, "sending", 10), _mark(1, "sent", 11))
+            desk.done(*(bare(replace(step, delivery_id="1")) for step in steps))
+            desk.done(bare(replace(steps[0], delivery_id="2")))
+            with desk.reading() as reader:
+                assert [d.id for d in reader.first_deliveries("chat")] == ["0", "2", "4"]
+                assert [d.id for d in reader.first_deliveries("chat", 2)] == ["0", "2"]
+                assert reader.first_deliveries("other") == ()
+
+    def test_an_undecided_dead_letter_keeps_its_messages(self, tmp_path: Path) -> None:
+        """A7: whom it answers is needed until somebody has decided."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk, started=False)
+            desk.done(bare(_accept(chat)), bare(_end(0)))
+            desk.done(bare(c.SetAside(turn_id=TURN, reason="r", tries=3, at_ms=5)))
+            prune = c.PruneInbox(before_ms=99, limit=9, replaces=0, at_ms=99)
+            desk.done(bare(prune))
+            with desk.reading() as reader:
+                assert reader.inbound("chat", "1") is not None
+                assert reader.oldest_ended_inbound_ms() is None
+            resolved = c.ResolveDeadLetter(turn_id=TURN, tries=3, resolution="dropped", at_ms=6)
+            desk.done(bare(resolved), bare(replace(prune, replaces=1)))
+            with desk.reading() as reader:
+                assert reader.inbound("chat", "1") is None
+
     def test_open_deliveries_come_in_order(self, tmp_path: Path) -> None:
         """A2: the order of posting, by source if asked, at most so many."""
         with self.desk(tmp_path) as desk:

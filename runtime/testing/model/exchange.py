@@ -63,6 +63,11 @@ def mark_delivery(state: State, command: c.MarkDelivery) -> bool:
             delivery.state == "sending"
             or (delivery.state == "unknown" and command.state in ("pending", "sent", "failed"))
             or (delivery.state == "failed" and command.state == "pending")
+            or (
+                delivery.state == "pending"
+                and delivery.attempt > 0
+                and command.state in ("sent", "failed")
+            )
         )
     if not fits:
         refuse("stale", f"delivery {delivery.id}")

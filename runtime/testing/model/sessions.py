@@ -253,7 +253,7 @@ def _forget_work(state: State, session_id: SessionId) -> None:
         if turn_id in state.dead_letters:
             state.dead_letters[turn_id] = replace(state.dead_letters[turn_id], reason="")
     for name, entry in state.inbox.items():
-        if entry.turn_id in turns:
+        if entry.turn_id in turns or entry.into in turns:
             state.inbox[name] = replace(entry, body=None, reply_to=None)
     state.deliveries = {
         name: d

@@ -130,6 +130,12 @@ class State:
             return False
         return self.sessions[turn.session_id].deleted
 
+    def forgettable(self, entry: InboxEntry) -> bool:
+        """Whether its turn has ended, and nobody has a decision to make about it."""
+        letter = self.dead_letters.get(entry.turn_id)
+        decided = letter is None or letter.state != "open"
+        return decided and self.turns[entry.turn_id].state == "ended"
+
     def blob_in_use(self, blob_id: BlobId) -> bool:
         return any(blob_id in m.blobs for rows in self.transcripts.values() for m in rows)
 

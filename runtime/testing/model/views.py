@@ -255,8 +255,7 @@ class ModelReader:
         return tuple(e for e in entries if turn_id in (e.turn_id, e.into))
 
     def oldest_ended_inbound_ms(self) -> int | None:
-        turns = self._state.turns
-        ended = (e for e in self._state.inbox.values() if turns[e.turn_id].state == "ended")
+        ended = (e for e in self._state.inbox.values() if self._state.forgettable(e))
         return next((e.accepted_ms for e in ended), None)
 
     def inbox_pruned_version(self) -> int:
@@ -302,6 +301,12 @@ class ModelReader:
             if d.state in ("pending", "sending") and source in (None, d.source)
         ]
         return tuple(is_open[:limit])
+
+    def first_deliveries(self, source: str, limit: int = 500) -> tuple[Delivery, ...]:
+        firsts: dict[SessionKey, Delivery] = {}
+        for delivery in self.open_deliveries(source, limit=2**31):
+            firsts.setdefault(delivery.key, delivery)
+        return tuple(firsts.values())[:limit]
 
     def deliveries(
         self,

@@ -134,7 +134,7 @@ def prune_inbox(state: State, command: c.PruneInbox) -> bool:
         return False
     pruned = state.set_value("inbox", "pruned", state.prunings, command.replaces, command)
     before = takewhile(lambda item: item[1].accepted_ms < command.before_ms, state.inbox.items())
-    old = [name for name, entry in before if state.turns[entry.turn_id].state == "ended"]
+    old = [name for name, entry in before if state.forgettable(entry)]
     for name in old[: command.limit]:
         del state.inbox[name]
     state.prunings = pruned
