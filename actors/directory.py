@@ -252,7 +252,7 @@ class Directory:
         await self._surroundings.writer.wait_up()
         await trio.sleep(self._settings.crash_backoff_s)
         try:
-            await self.ask(key, source, Operate("wake", _nothing, interrupts=False))
+            await self.ask(key, source, Operate("wake", _nothing, interrupts=False, beside=True))
         except OnepenError as error:
             logger.error("%s has waiting messages and can't be served: %s", key, error)
 

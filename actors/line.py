@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .slots import Slots
     from .sources import Busy, ResetPolicy
     from .tickets import Ticket
+    from .timetable import Bell
     from .warm import AgentSource
     from .writer import WriterRef
 
@@ -85,6 +86,7 @@ class Submit(NamedTuple):
     debounce_s: float = 0.0
     reset: ResetPolicy | None = None
     along: tuple[AnyCommand, ...] = ()  # what is done by accepting it, in the same unit
+    more: tuple[Said, ...] = ()  # further messages of the same turn
 
 
 class Interrupt(NamedTuple):
@@ -204,6 +206,7 @@ class Surroundings(NamedTuple):
     slots: Slots
     counters: Counters
     courier: Courier
+    bell: Bell
     context: Context
     on_idle: Callable[[SessionKey], None]
 

@@ -63,6 +63,11 @@ class Answer(Generic[T]):
         self._box: Mailbox[object] | None = None
 
     @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for it just now."""
+        return bool(self._waiters)
+
+    @property
     def given(self) -> bool:
         return self._outcome is not None
 

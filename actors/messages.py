@@ -8,6 +8,7 @@ with `InvalidContentError`, never stored in part. Pure functions: uids and times
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
@@ -69,6 +70,11 @@ def texts_of(body: records.Inbound) -> list[str]:
     texts = [] if body.text is None else [body.text]
     parts = [part for part in body.parts or () if part.get("type") == "text"]
     return texts + [part["text"] for part in parts if isinstance(part.get("text"), str)]
+
+
+def digest_of(body: records.Inbound) -> str:
+    """What an inbound message says, in short: the same for the same content."""
+    return blake2b(msgspec.json.encode(body, order="sorted"), digest_size=16).hexdigest()
 
 
 def user_draft(body: records.Inbound, uid: Uid, now_ms: int) -> Draft:

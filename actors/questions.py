@@ -1,12 +1,11 @@
-"""Questions to people: a turn that asks one waits, and holds nothing that others need.
+"""Questions to people, and their answers. What the turn does meanwhile is its `Pause`.
 
-    running ──ask──▶ waiting ──answer, or expiry──▶ running, one attempt further
-                        └── a restart leaves it: the answer begins the next attempt
+    asked ──▶ answered · expired · withdrawn
+       └── a restart leaves it: the answer begins the turn's next attempt
 
 Keeps:
 - A question is durable before anybody sees it, under its session key: rotation, reconnect and
   restart leave it where it is. So is its answer before the turn goes on; the first answer stands.
-- A turn that waits holds no running slot, and its deadline stands still.
 - The same question of the same turn gets the recorded answer. Another turn's answer is none of its.
 - Expiry is said as such (`QuestionExpiredError`), never taken for a no. A turn that ends withdraws
   what it still asked.
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from ..storage.commands import AnswerQuestion, AskQuestion, StartTurn, SuspendTurn
+from ..storage.commands import AddUsage, AnswerQuestion, AskQuestion
 from ..storage.edge import check_json, check_name, check_unit
 from ..storage.errors import (
     AmbiguousError,
@@ -30,17 +29,17 @@ from ..storage.errors import (
 )
 from ..storage.records import Question
 from ..storage.units import Durable, Refused, Unit
-from .mailbox import Answer
 from .outbox import posting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ..storage.commands import AnyCommand
     from ..storage.engine import Reader
-    from ..storage.identity import SessionKey, TurnId
+    from ..storage.identity import TurnId
     from ..storage.units import Receipt
     from .line import Settle
+    from .mailbox import Answer
     from .session import Session
     from .turning import RunningTurn
 
@@ -69,62 +68,63 @@ async def ask(
 ) -> str:
     """Ask, and wait for the answer. Raises `QuestionExpiredError`."""
     choices, timeout_s = _checked(session, text, choices, timeout_s, name)
-    scribe, turn = session.scribe, running.turn
+    scribe, pause = session.scribe, running.pause
     if name is None:
         name = blake2b(msgspec.json.encode([text, choices]), digest_size=8).hexdigest()
-    stored, question_key = await _find(session, turn.id, name)
-    stored = session.settled.get(question_key, stored)  # perhaps while we looked
-    if stored is not None:
-        if (stored.question, stored.choices) != (text, choices):
-            raise ConflictError(f"question {question_key}", stored.choices, choices)
-        if stored.state != "open":
-            return _answer_of(stored)
+    stored, question_key = await _find(session, running.turn.id, name)
     await scribe.room()
-    turn.check_open()
-    answer = session.asked.setdefault(question_key, Answer())
-    commands: tuple[AnyCommand, ...] = ()
+    running.turn.check_open()
+    # No checkpoint from here to posting: what was asked or answered while we looked is known now.
+    stored = pause.settled.get(question_key) or pause.open.get(question_key) or stored
+    if stored is not None and (stored.question, stored.choices) != (text, choices):
+        raise ConflictError(f"question {question_key}", stored.choices, choices)
+    if stored is not None and stored.state != "open":
+        return _answer_of(stored)
+    new: tuple[AnyCommand, ...] = ()
     if stored is None:
-        commands = _asking(session, running, question_key, text, choices, timeout_s)
-    if not running.asking:
-        suspend = SuspendTurn(turn_id=turn.id, attempt=turn.attempt, at_ms=scribe.now())
-        commands = (*commands, suspend)
-    running.asking += 1
-    running.asks.add(question_key)
+        new = _asking(session, running, question_key, text, choices, timeout_s)
+    answer, suspending = pause.enter(question_key)
     try:
-        await _post(session, running, question_key, commands)
-        if running.asking == 1:
-            running.rest()
+        await _post(session, running, question_key, (*new, *suspending))
         question = await answer.wait()
-        if running.asking == 1:
-            await running.go_on()
-    finally:
-        running.asking -= 1
+    except BaseException:
+        pause.give_up(question_key)
+        raise
+    await pause.leave()
     return _answer_of(question)
 
 
 async def _post(
     session: Session, running: RunningTurn, question_key: str, commands: tuple[AnyCommand, ...]
 ) -> None:
-    scribe = session.scribe
+    """Until the question is durable, and the turn is at rest."""
+    scribe, pause = session.scribe, running.pause
+    asked = next((c for c in commands if isinstance(c, AskQuestion)), None)
+    question = None if asked is None else question_of(asked)
 
     def received(receipt: Receipt) -> None:
         if isinstance(receipt, Refused):
-            running.asks.discard(question_key)
-            return
-        asked = next((c for c in commands if isinstance(c, AskQuestion)), None)
-        if isinstance(receipt, Durable) and asked is not None:
-            session.line.stream.publish(
-                "question.asked",
-                session_id=scribe.page.session_id,
-                turn_id=asked.turn_id,
-                text=asked.question,
-                question=question_of(asked),
-            )
+            pause.refused(commands)
+            if question is not None:
+                pause.open.pop(question_key, None)
+            scribe.uncounted += [c for c in commands if isinstance(c, AddUsage)]
+        elif isinstance(receipt, Durable):
+            if question is not None:
+                session.on_asked(question)
+            pause.rest()
 
     if commands:
-        receipt = await scribe.receipt_of(scribe.note(commands, then=received))
+        try:
+            ticket = scribe.note(commands, then=received)
+        except BaseException:  # it was never posted
+            pause.refused(commands)
+            raise
+        if question is not None:
+            pause.open[question_key] = question
+        receipt = await scribe.receipt_of(ticket)
         if isinstance(receipt, Refused):
             raise receipt.error()
+    pause.rest()
     if scribe.broken is not None:
         raise scribe.broken.error()
 
@@ -207,27 +207,6 @@ def question_of(asked: AskQuestion) -> Question:
     )
 
 
-def going_on(session: Session, running: RunningTurn) -> None:
-    """The turn runs again, and its next attempt begins."""
-    scribe, turn = session.scribe, running.turn
-    turn.attempt += 1
-    running.waiting = running.waiting._replace(attempt=turn.attempt)
-    start = StartTurn(
-        turn_id=turn.id, session_id=turn.session_id, attempt=turn.attempt, at_ms=scribe.now()
-    )
-    scribe.note((start,))
-
-
-def withdrawing(
-    key: SessionKey, question_keys: Iterable[str], now_ms: int
-) -> tuple[AnswerQuestion, ...]:
-    """For a turn's end: what it still asked, it asks no more."""
-    return tuple(
-        AnswerQuestion(key=key, question_key=one, state="withdrawn", at_ms=now_ms)
-        for one in sorted(question_keys)
-    )
-
-
 def _answer_of(question: Question) -> str:
     if question.state == "expired":
         raise QuestionExpiredError(question.question_key, question.expires_ms or 0)
@@ -244,7 +223,7 @@ async def settle(session: Session, settled: Settle, box: Answer[object] | None) 
     `InvalidContentError`.
     """
     scribe = session.scribe
-    question = await _question(session, settled)
+    question = await _question(session, settled)  # behind an answer that is under way
     if question.state != "open":
         if (question.state, question.answer) != (settled.state, settled.answer):
             what = f"question {question.question_key}"
@@ -266,10 +245,9 @@ async def settle(session: Session, settled: Settle, box: Answer[object] | None) 
         by=settled.by,
     )
 
+    running = session.turn
     # From here on it is not open any more: a turn that ends must not withdraw it.
-    waiter, running = session.asked.pop(question.question_key, None), session.turn
-    if running is not None:
-        running.asks.discard(question.question_key)
+    was_open = running is not None and question.question_key in running.pause.open
 
     def received(receipt: Receipt) -> None:
         if isinstance(receipt, Durable):
@@ -280,17 +258,18 @@ async def settle(session: Session, settled: Settle, box: Answer[object] | None) 
                 answered_by=command.by,
                 answered_ms=command.at_ms,
             )
-            session.on_settled(ended, waiter)
+            session.on_settled(ended)
             if box is not None:
                 box.give(ended)
             return
-        if waiter is not None and running is not None:
-            session.asked.setdefault(question.question_key, waiter)
-            running.asks.add(question.question_key)
+        if was_open and running is not None:
+            running.pause.open[question.question_key] = question
         if box is not None and isinstance(receipt, Refused):
             box.fail(receipt.error())
 
     scribe.note((command,), then=received)
+    if was_open and running is not None:
+        del running.pause.open[question.question_key]
 
 
 async def _question(session: Session, settled: Settle) -> Question:
@@ -302,7 +281,7 @@ async def _question(session: Session, settled: Settle) -> Question:
         found = reader.question(key, wanted)
         return () if found is None else (found,)
 
-    found = await session.scribe.writer.read(look)
+    found = await session.scribe.read(look)
     question = next(iter(found), None)
     if question is None:
         raise MissingError(f"an open question of {key}" if wanted is None else f"question {wanted}")

@@ -27,6 +27,7 @@ from ..storage.units import Durable
 from . import moves
 from .line import Accepted, Said, SessionBusyError, Waiting
 from .mailbox import Answer
+from .messages import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,11 +66,13 @@ def accept(session: Session, submit: Submit) -> Accepted:
         *submit.along,
         OpenTurn(turn_id=submit.turn_id, key=line.key, at_ms=session.scribe.now()),
         _acceptance(session, submit, said, submit.turn_id, disposition, keep=not start),
+        *(_more(session, submit, one, keep=not start) for one in submit.more),
     )
     reply = line.reply_of(submit.turn_id)
     if submit.repeatable:
         session.accepting.note(line.key, submit)
-    turn = Waiting(submit.turn_id, (said,), not_before_s=trio.current_time() + debounce_s)
+    all_said = (said, *submit.more)
+    turn = Waiting(submit.turn_id, all_said, not_before_s=trio.current_time() + debounce_s)
     try:
         if start:
             running = session.start(turn, opened)
@@ -114,6 +117,14 @@ def _acceptance(
         body=said.body if keep else None,
         reply_to=said.body.reply_to,
     )
+
+
+def _more(session: Session, submit: Submit, said: Said, *, keep: bool) -> AcceptInbound:
+    """One of several messages that are accepted together."""
+    one = submit._replace(
+        source=said.source, inbound_id=said.inbound_id, digest=digest_of(said.body)
+    )
+    return _acceptance(session, one, said, submit.turn_id, "merged", keep=keep)
 
 
 def _begin_anew_if_due(session: Session, submit: Submit) -> None:

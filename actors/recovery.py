@@ -19,7 +19,7 @@ from .effects import fates_of, unknown_effects
 from .exchanges import closing_results, open_calls
 from .line import Said, Waiting
 from .outbox import posting, targets_in, targets_of
-from .questions import withdrawing
+from .pausing import withdrawing
 from .raised import said_by
 from .replies import Reply, reply_text, storable
 
@@ -57,23 +57,37 @@ async def drop_queued(session: Session, waiting: Waiting, error: OnepenError) ->
 
 
 async def end_waiting(session: Session, waiting: Waiting, outcome: TurnOutcome) -> None:
-    """A turn that has not begun ends; its message stays out of the transcript."""
+    """A turn that waits ends before it begins, or goes on.
+
+    The message of one that has never begun stays out of the transcript.
+    """
     scribe = session.scribe
+    if waiting.attempt > 1:
+        await _end_resumed(session, waiting.turn_id, outcome)
+        return
     if waiting.ticket is not None:
         await scribe.receipt_of(waiting.ticket)
-    end = EndTurn(
-        turn_id=waiting.turn_id, attempt=waiting.attempt - 1, outcome=outcome, at_ms=scribe.now()
-    )
-    targets = (*waiting.targets, *targets_of(waiting.said))
+    end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=scribe.now())
+    targets = targets_of(waiting.said)
     told = posting(scribe, targets, reply_text(outcome), "reply", turn_id=waiting.turn_id)
-    commands: tuple[AnyCommand, ...] = (end, *told)
-    if waiting.attempt == 1:
-        commands = (*taking(waiting), *commands)
+    commands: tuple[AnyCommand, ...] = (*taking(waiting), end, *told)
     await scribe.room()
     receipt = await scribe.receipt_of(scribe.note(commands))
     if not isinstance(receipt, Durable):
         raise receipt.error()
     _tell(session, waiting.turn_id, scribe.page.session_id, outcome)
+
+
+async def _end_resumed(session: Session, turn_id: TurnId, outcome: TurnOutcome) -> None:
+    """One that was to have another attempt: what the last one has left open is closed."""
+    turn = await session.scribe.read(lambda reader: reader.turn(turn_id))
+    if turn is None:
+        return
+    if turn.state == "ended":  # it was marked before its repeat came: as it ended, it stays
+        assert turn.outcome is not None
+        _tell(session, turn.id, turn.session_id or session.scribe.page.session_id, turn.outcome)
+        return
+    await _end(session, turn, outcome)
 
 
 def _tell(session: Session, turn_id: TurnId, session_id: SessionId, outcome: TurnOutcome) -> None:
@@ -179,7 +193,8 @@ async def _what_belongs(session: Session, turn_id: TurnId) -> _Belongings:
             reader.model_calls(turn_id),
         )
 
-    return await session.scribe.writer.read(look)
+    # Behind what is posted: an answer that is under way must not be taken for an open question.
+    return await session.scribe.read(look)
 
 
 async def _mark(session: Session, turn: StoredTurn) -> None:

@@ -49,7 +49,7 @@ from .turning import RunningTurn
 from .warm import AgentSlot, SessionInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ..storage.commands import AnyCommand, PostDelivery
     from ..storage.identity import Incarnation, TurnId
@@ -76,16 +76,15 @@ class Session(ScribeEvents):
         "_beside",
         "_debouncing",
         "_ending",
+        "_errands",
         "_handling",
         "_lazy",
         "_left",
         "_nursery",
         "_operations",
         "_ready",
-        "_taking_back",
         "_working",
         "accepting",
-        "asked",
         "binding",
         "claim",
         "crash",
@@ -96,7 +95,6 @@ class Session(ScribeEvents):
         "parked",
         "scribe",
         "settings",
-        "settled",
         "slot",
         "stopping",
         "surroundings",
@@ -134,8 +132,6 @@ class Session(ScribeEvents):
         # Lists: they are short, and an empty one is a tenth of an empty deque.
         self.waiting: list[Waiting] = []
         self.accepting = Accepting()
-        self.asked: dict[str, Answer[Question]] = {}  # what the running turn waits for
-        self.settled: dict[str, Question] = {}  # what came before it waited
         self.parked: dict[TurnId, Parked] = {}  # turns that an earlier actor left waiting
         self._ending: list[tuple[Parked, TurnOutcome]] = []  # those of them that are to end
         self.stopping = False
@@ -146,7 +142,7 @@ class Session(ScribeEvents):
         self._left = False  # the actor is gone; receipts may still come
         self._operations: list[_Operation] = []
         self._working = False
-        self._taking_back = 0
+        self._errands = 0  # tasks that end or resume turns, beside the loop
         self._beside: trio.Event | None = None  # an operation runs beside a turn that waits
         self._debouncing = False
         self.claim = Claim(surroundings.slots, self.go_on)
@@ -356,7 +352,7 @@ class Session(ScribeEvents):
 
     def _next_beside(self) -> _Operation | None:
         """The next operation that may run beside the turn, which waits for a person."""
-        if self.turn is None or not self.turn.suspended:
+        if self.turn is None or not self.turn.pause.undisturbed:
             return None
         return next((one for one in self._operations if one.operate.beside), None)
 
@@ -397,8 +393,6 @@ class Session(ScribeEvents):
                 # What was to be steered into it, and found no gate, is next.
                 self.waiting[:0] = running.steering
                 self.turn = None
-                self.asked.clear()
-                self.settled.clear()
             elif self._ending:
                 await recovery.end_parked(self, *self._ending.pop(0))
             elif not self.stopping and (operation := self._next_operation()) is not None:
@@ -448,8 +442,8 @@ class Session(ScribeEvents):
         return False
 
     def operate(self, operate: Operate[Any]) -> None:
-        """Do this for nobody in particular."""
-        self._operate(_Operation(operate, Answer()))
+        """Do this for nobody in particular; if it fails, the log says so."""
+        self._operate(_Operation(operate, None))
 
     def _operate(self, operation: _Operation) -> None:
         self._operations.append(operation)
@@ -467,10 +461,13 @@ class Session(ScribeEvents):
             assert answer is not None  # whoever gave the function waits for what became of it
             answer.fail(raised.error)
         except OnepenError as error:
-            if answer is None or isinstance(error, InvariantError):
+            if isinstance(error, InvariantError):
                 raise
             self.doubtful = True  # perhaps it failed behind its commit
-            answer.fail(error)
+            if answer is None:
+                logger.error("%s: %s failed: %s", self.key, operation.operate.name, error)
+            else:
+                answer.fail(error)
         else:
             if answer is not None:
                 answer.give(result)
@@ -513,13 +510,18 @@ class Session(ScribeEvents):
                 break
         else:
             return False
-        self._taking_back += 1
-        self.spawn(self._end_waiting, waiting, TurnOutcome(kind="interrupted", cause=cause))
+        outcome = TurnOutcome(kind="interrupted", cause=cause)
+        self.errand(recovery.end_waiting, self, waiting, outcome)
         return True
 
-    async def _end_waiting(self, waiting: Waiting, outcome: TurnOutcome) -> None:
-        await recovery.end_waiting(self, waiting, outcome)
-        self._taking_back -= 1
+    def errand(self, run: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Something that must be done before this actor may be forgotten."""
+        self._errands += 1
+        self.spawn(self._run_errand, run, *arguments)
+
+    async def _run_errand(self, run: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        await run(*arguments)
+        self._errands -= 1
 
     @property
     def idle(self) -> bool:
@@ -533,7 +535,7 @@ class Session(ScribeEvents):
             and not self.waiting
             and not self._ending
             and not (self.parked and self.line.replies)
-            and not self._taking_back
+            and not self._errands
             and not self._operations
             and not len(self.line.mailbox)
             and self.scribe.settled
@@ -593,9 +595,20 @@ class Session(ScribeEvents):
     def on_posted(self, deliveries: Sequence[PostDelivery]) -> None:
         self.surroundings.courier.posted(deliveries)
 
-    def on_settled(self, question: Question, waiter: Answer[Question] | None) -> None:
+    def on_asked(self, question: Question) -> None:
+        """A question is durable: it may be shown, and it may expire."""
+        self.line.stream.publish(
+            "question.asked",
+            session_id=self.scribe.page.session_id,
+            turn_id=question.turn_id,
+            text=question.question,
+            question=question,
+        )
+        self.surroundings.bell.ring()
+
+    def on_settled(self, question: Question) -> None:
         """A question has its end, durably: who waits for it goes on."""
-        key, turn_id = question.question_key, question.turn_id
+        turn_id = question.turn_id
         self.line.stream.publish(
             "question.ended",
             session_id=self.scribe.page.session_id,
@@ -603,16 +616,13 @@ class Session(ScribeEvents):
             text=question.answer,
             question=question,
         )
-        for answer in (waiter, self.asked.pop(key, None)):
-            if answer is not None:
-                answer.give(question)
+        if self.turn is not None and turn_id == self._turn_id:
+            self.turn.pause.settle(question)
         parked = self.parked.get(turn_id)
         if parked is not None:
-            parked.asks.discard(key)
+            parked.asks.discard(question.question_key)
             if not parked.asks:
-                self.spawn(recovery.unpark, self, parked)
-        elif self.turn is not None and turn_id == self._turn_id:
-            self.settled[key] = question
+                self.errand(recovery.unpark, self, parked)
 
     async def _stop_as_predecessor(self, refused: Refused) -> None:
         raise refused.error()

@@ -119,15 +119,18 @@ class Claim:
             self._waiter.set()
         self._granted()
 
-    async def wait(self, source: str) -> None:
-        """Ask, and wait until it is held."""
+    async def wait(self, source: str) -> bool:
+        """Ask, and wait until it is held; false if it was given back meanwhile."""
         self.ask(source)
-        while not self.held:
+        while not self.held and self._source is not None:
             self._waiter = trio.Event()
             await self._waiter.wait()
+        return self.held
 
     def give_back(self) -> None:
         """Hold nothing and ask for nothing."""
+        if self._waiter is not None:
+            self._waiter.set()
         if self.held:
             self.held = False
             self._slots.give_back()

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from msgspec import Struct
 
+from ..storage.edge import check_name
 from ..storage.errors import InvalidContentError
 
 if TYPE_CHECKING:
@@ -82,6 +83,14 @@ class SourcePolicy(Struct, frozen=True, kw_only=True):
     reset: ResetPolicy | None = None
 
 
+PLAIN = SourcePolicy()  # of a source about which nobody has said anything
+
+
+def source_of(key: str) -> str:
+    """A key's part before the first colon."""
+    return key.partition(":")[0]
+
+
 def check_busy(busy: object, debounce_s: object) -> None:
     """Raise unless it is a policy of ours."""
     if busy not in BUSY_POLICIES:
@@ -94,6 +103,7 @@ def check_busy(busy: object, debounce_s: object) -> None:
 
 def check_source(name: str, policy: object) -> None:
     """Raise unless everything in a source's policy can be done."""
+    check_name("sources", name)
     if not isinstance(policy, SourcePolicy):
         problem = f"{type(policy).__name__} is no policy"
         raise InvalidContentError(f"sources[{name!r}]", problem, hint="give a SourcePolicy")

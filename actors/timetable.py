@@ -7,8 +7,8 @@ Keeps:
 - A timer fires once: resolving it and accepting its message are one unit, under an inbound id of
   its own. What was due while nobody served is late, and run or left out as its source says.
 - A question expires by the wall clock, with its session in memory or not.
-- What can't be done just now (a full line, storage that is down) is tried again, and holds up
-  nothing else.
+- One thing at a time for each key, in order. What can't be done just now (a full line, a session
+  that crashes) lets its key rest for a moment, and holds up nobody else's.
 
 The wall clock may jump: it is looked at again at the latest after a while.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from hashlib import blake2b
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -30,7 +30,8 @@ from ..storage.records import Timer
 from ..storage.units import Unit
 from .line import RuntimeClosedError, Settle, Submit, TurnPendingError
 from .mailbox import Answer
-from .sources import SourcePolicy
+from .messages import digest_of
+from .sources import PLAIN, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,20 +42,31 @@ if TYPE_CHECKING:
     from .directory import Directory
     from .line import Accepted
     from .replies import Reply
-    from .sources import Busy
+    from .sources import Busy, SourcePolicy
     from .writer import WriterRef
 
 logger = logging.getLogger(__name__)
 
 _LOOKED_FOR_S = 30.0  # the wall clock may have been set
-_TRIED_AGAIN_S = 1.0
-_AT_ONCE = 64
-_QUEUE = SourcePolicy()
+_RESTS_S = 1.0  # a key for which something could not be done
+_UNDER_WAY_MAX = 64
 
 
-def digest_of(body: object) -> str:
-    """What an inbound message says, in short: the same for the same content."""
-    return blake2b(msgspec.json.encode(body), digest_size=16).hexdigest()
+@final
+class Bell:
+    """Rung by whoever stores something that is due some time, perhaps sooner than all else."""
+
+    def __init__(self) -> None:
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Until it rings, or so long; a ring from before counts."""
+        with trio.move_on_after(seconds):
+            await self._rung.wait()
+        self._rung = trio.Event()
 
 
 def turn_of(timer_id: str, due_ms: int) -> TurnId:
@@ -73,52 +85,59 @@ class Timetable:
         writer: WriterRef,
         clock: Clock,
         sources: Mapping[str, SourcePolicy],
+        bell: Bell,
     ) -> None:
         self._directory = directory
         self._writer = writer
         self._clock = clock
         self._sources = sources
-        self._poked = trio.Event()
+        self._bell = bell
+        self._busy: set[SessionKey] = set()
+        self._resting: dict[SessionKey, float] = {}
         # Only for as long as somebody waits for them.
         self._replies: WeakValueDictionary[str, Answer[Reply]] = WeakValueDictionary()
-        self.fired = self.skipped = self.expired = 0
 
     # Setting -------------------------------------------------------------------------------------
 
     async def set(self, timer: Timer) -> tuple[Timer, Answer[Reply]]:
         """Store a timer; what is stored of it, and the promise of its turn's reply.
 
-        The same timer again is the same one, whatever has become of it. Raises `ConflictError` for
-        another one of this id.
+        The same timer again is the same one, also when it has fired. Raises `ConflictError` for
+        another one of this id, and for one that was cancelled.
         """
-        stored = await self._writer.read(lambda reader: reader.timer(timer.id))
-        if stored is not None:
-            if _content_of(stored) != _content_of(timer):
-                raise ConflictError(f"timer {timer.id}", stored.due_ms, timer.due_ms)
-            promise = self._promise(timer.id)
-            if stored.state == "cancelled":
-                self._fail(timer.id, "the timer was cancelled")
-            return stored, promise
-        command = SetTimer(
-            timer_id=timer.id,
-            key=timer.key,
-            source=timer.source,
-            due_ms=timer.due_ms,
-            inbound=timer.inbound,
-            at_ms=self._clock.now(),
-            busy=timer.busy,
-        )
-        promise = self._promise(timer.id)
-        await self._writer.write(Unit((command,)))
-        self._poked.set()
-        return timer, promise
+        promise = self._replies.setdefault(timer.id, Answer())  # before anybody could fire it
+        stored = await self._stored(timer.id)
+        if stored is None:
+            command = SetTimer(
+                timer_id=timer.id,
+                key=timer.key,
+                source=timer.source,
+                due_ms=timer.due_ms,
+                inbound=timer.inbound,
+                at_ms=self._clock.now(),
+                busy=timer.busy,
+            )
+            try:
+                await self._writer.write(Unit((command,)))
+            except ConflictError:
+                stored = await self._stored(timer.id)  # somebody has set it at the same time
+                if stored is None:
+                    raise
+            else:
+                self._bell.ring()
+                return timer, promise
+        if _content_of(stored) != _content_of(timer):
+            raise ConflictError(f"timer {timer.id}", stored.due_ms, timer.due_ms)
+        if stored.state == "cancelled":
+            raise ConflictError(f"timer {timer.id}", "cancelled", "set")
+        return stored, promise
 
-    def _promise(self, timer_id: str) -> Answer[Reply]:
-        return self._replies.setdefault(timer_id, Answer())
+    async def _stored(self, timer_id: str) -> Timer | None:
+        return await self._writer.read(lambda reader: reader.timer(timer_id))
 
     async def cancel(self, timer_id: str) -> bool:
         """It will not fire; false if it has fired, or was cancelled before."""
-        timer = await self._writer.read(lambda reader: reader.timer(timer_id))
+        timer = await self._stored(timer_id)
         if timer is None:
             raise MissingError(f"timer {timer_id}")
         if timer.state != "set":
@@ -135,79 +154,83 @@ class Timetable:
         if promise is not None:
             promise.fail(MissingError(f"a turn of {timer_id}: {why}"))
 
-    def _resolved(self, timer: Timer, resolution: str) -> ResolveTimer:
-        fired = resolution == "fired"
-        return ResolveTimer(
-            timer_id=timer.id,
-            resolution="fired" if fired else "cancelled",
-            at_ms=self._clock.now(),
-        )
+    def _resolved(self, timer: Timer, resolution: Literal["fired", "cancelled"]) -> ResolveTimer:
+        return ResolveTimer(timer_id=timer.id, resolution=resolution, at_ms=self._clock.now())
 
-    def wake(self) -> None:
-        """Something may be due sooner than it was."""
-        self._poked.set()
+    def close(self) -> None:
+        """The runtime ends: whoever waits for a timer is told."""
+        for promise in list(self._replies.values()):
+            promise.fail(TurnPendingError("the runtime has ended before the timer"))
 
     # Running -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look, do what is due, and sleep until the next time."""
-        try:
+        """Look, begin what is due, and sleep until the next time."""
+        self._busy.clear()
+        async with trio.open_nursery() as nursery:
             while True:
-                self._poked = trio.Event()
-                wait_s = await self._round()
-                with trio.move_on_after(wait_s):
-                    await self._poked.wait()
-        finally:
-            for promise in list(self._replies.values()):
-                promise.fail(TurnPendingError("the runtime has ended before the timer"))
+                await self._bell.wait(await self._round(nursery))
 
-    async def _round(self) -> float:
-        """Do what is due; how long there is nothing to do."""
-        now = self._clock.now()
-
-        def look(reader: Reader) -> tuple[tuple[Timer, ...], tuple[Question, ...], int | None]:
-            return (
-                reader.timers(now, limit=_AT_ONCE),
-                reader.expired_questions(now, limit=_AT_ONCE),
-                reader.next_due_ms(),
-            )
-
+    async def _round(self, nursery: trio.Nursery) -> float:
+        """Begin what is due and not held up; how long there is nothing to look for."""
+        now_s = trio.current_time()
+        self._resting = {key: s for key, s in self._resting.items() if s > now_s}
+        # One of each key: those that are held up leave room for the others.
+        limit = _UNDER_WAY_MAX + len(self._busy) + len(self._resting)
         try:
-            timers, questions, next_ms = await self._writer.read(look)
+            due, next_ms = await self._due(limit)
         except OnepenError as error:
             logger.warning("the timetable can't be read: %s", error)
-            return _TRIED_AGAIN_S
-        if not timers and not questions:
-            if next_ms is None:
-                return _LOOKED_FOR_S
-            return min(max((next_ms - self._clock.now()) / 1000, 0.0), _LOOKED_FOR_S)
-        failed: list[str] = []
-        async with trio.open_nursery() as nursery:
-            for timer in timers:
-                nursery.start_soon(self._try, timer, failed)
-            for question in questions:
-                nursery.start_soon(self._try, question, failed)
-        return _TRIED_AGAIN_S if failed else 0.0
+            return _RESTS_S
+        begun = [self._begin(nursery, one) for one in due]
+        if any(begun) and len(self._busy) < _UNDER_WAY_MAX:
+            return 0.0  # perhaps there is more
+        waits = [_LOOKED_FOR_S, *(until_s - now_s for until_s in self._resting.values())]
+        if next_ms is not None and not due:
+            waits.append((next_ms - self._clock.now()) / 1000)
+        return max(min(waits), 0.0)  # whatever ends sooner rings
 
-    async def _try(self, what: Timer | Question, failed: list[str]) -> None:
-        name = what.id if isinstance(what, Timer) else what.question_key
+    async def _due(self, limit: int) -> tuple[list[Timer | Question], int | None]:
+        now_ms = self._clock.now()
+
+        def look(reader: Reader) -> tuple[list[Timer | Question], int | None]:
+            questions = reader.expired_questions(now_ms, limit=limit)
+            return [*questions, *reader.due_timers(now_ms, limit=limit)], reader.next_due_ms()
+
+        return await self._writer.read(look)
+
+    def _begin(self, nursery: trio.Nursery, one: Timer | Question) -> bool:
+        """Start on it, unless its key is at work or at rest."""
+        full = len(self._busy) >= _UNDER_WAY_MAX
+        if full or one.key in self._busy or one.key in self._resting:
+            return False
+        self._busy.add(one.key)
+        nursery.start_soon(self._try, one)
+        return True
+
+    async def _try(self, one: Timer | Question) -> None:
         try:
-            if isinstance(what, Timer):
-                await self._fire(what)
+            if isinstance(one, Timer):
+                await self._fire(one)
             else:
-                await self._expire(what)
+                await self._expire(one)
         except RuntimeClosedError:
-            failed.append(name)  # it is due at the next start
+            self._rest(one.key)  # it is due at the next start
         except OnepenError as error:
-            failed.append(name)
-            logger.warning("%s: what is due is tried again: %s", what.key, error)
+            self._rest(one.key)
+            logger.warning("%s: what is due is tried again: %s", one.key, error)
+        finally:
+            self._busy.discard(one.key)
+            self._bell.ring()
+
+    def _rest(self, key: SessionKey) -> None:
+        self._resting[key] = trio.current_time() + _RESTS_S
 
     async def _fire(self, timer: Timer) -> None:
-        policy = self._sources.get(timer.source, _QUEUE)
+        policy = self._sources.get(timer.source, PLAIN)
         late_ms = self._clock.now() - timer.due_ms
         if policy.on_late == "skip" and late_ms > policy.late_after_s * 1000:
             await self._writer.write(Unit((self._resolved(timer, "cancelled"),)))
-            self.skipped += 1
             self._fail(timer.id, f"it was {late_ms // 1000} s late, and left out")
             logger.warning("%s: timer %s was late and is left out", timer.key, timer.id)
             return
@@ -224,9 +247,8 @@ class Timetable:
             reset=policy.reset,
             along=(self._resolved(timer, "fired"),),
         )
-        accepted = await self._directory.ask(timer.key, timer.key.partition(":")[0], submit)
+        accepted = await self._directory.ask(timer.key, source_of(timer.key), submit)
         await accepted.durable()
-        self.fired += 1
         promise = self._replies.get(timer.id)
         if promise is not None:
             self._directory.spawn(self._follow, accepted, promise)
@@ -238,14 +260,13 @@ class Timetable:
             promise.fail(error)
 
     async def _expire(self, question: Question) -> None:
-        key: SessionKey = question.key
         settled = Settle(question.question_key, "expired")
         try:
-            await self._directory.ask(key, key.partition(":")[0], settled)
-            self.expired += 1
+            await self._directory.ask(question.key, source_of(question.key), settled)
         except ConflictError:
             pass  # it was answered in the last moment
 
 
 def _content_of(timer: Timer) -> tuple[object, ...]:
-    return (timer.key, timer.source, timer.due_ms, timer.inbound, timer.busy)
+    inbound = msgspec.json.encode(timer.inbound, order="sorted")
+    return (timer.key, timer.source, timer.due_ms, inbound, timer.busy)

@@ -29,6 +29,7 @@ from .binding import Inside, current_binding, inside_turn
 from .line import SHUTDOWN, TurnPendingError
 from .mailbox import Answer
 from .outbox import distinct, posting, targets_of
+from .pausing import Pause, withdrawing
 from .raised import causes_of, is_theirs, ours_of, said_by, sole_cause
 from .replies import Reply, reply_text, storable, with_facts, with_storable_facts
 from .reports import dropping, take_report, unsaved_of
@@ -93,18 +94,16 @@ class RunningTurn:
     """A turn that holds the session: what it was started with, and what may still happen to it."""
 
     __slots__ = (
-        "_left_s",
         "_session",
         "accepted",
         "agent",
-        "asking",
-        "asks",
         "before",
         "cause",
         "created",
         "done",
         "drafts",
         "left",
+        "pause",
         "release",
         "reported",
         "revision",
@@ -113,7 +112,6 @@ class RunningTurn:
         "steered",
         "steering",
         "stopped_s",
-        "suspended",
         "task",
         "ticket",
         "turn",
@@ -144,11 +142,8 @@ class RunningTurn:
         self.reported = False
         self.created = False
         self.revision = 0
-        self.asking = 0  # calls of `ask_user` that wait
-        self.asks = set(waiting.asks)  # the questions that are open
-        self.suspended = False  # it holds no slot, because it waits for a person
+        self.pause = Pause(session, self)
         self.left = False  # it is not ended: the answer to its question begins it anew
-        self._left_s = 0.0  # of its deadline, while that stands still
         self.ticket: Ticket
         self.turn: Turn
         self.session_id: SessionId
@@ -159,7 +154,7 @@ class RunningTurn:
             return False
         if self.cause is None:
             self.cause = cause
-            self.left = self.suspended and cause == SHUTDOWN
+            self.left = self.pause.resting and cause == SHUTDOWN
             self.stopped_s = trio.current_time()
             self.scope.cancel()
             if callable(getattr(self.agent, "interrupt", None)):
@@ -175,6 +170,11 @@ class RunningTurn:
             if not is_theirs(error):
                 raise
             logger.error("an agent's interrupt() failed", exc_info=error)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its agent was told to end, or has."""
+        return self.done or self.cause is not None or self.scope.cancel_called
 
     # What the turn asks of its host ---------------------------------------------------------------
 
@@ -194,24 +194,6 @@ class RunningTurn:
         self, text: str, choices: Sequence[str], timeout_s: float | None, name: str | None
     ) -> str:
         return await questions.ask(self._session, self, text, choices, timeout_s, name)
-
-    def rest(self) -> None:
-        """Hold nothing that others need, until the person has answered."""
-        self._left_s = self.scope.deadline - trio.current_time()
-        self.scope.deadline = self.turn.deadline = float("inf")
-        self.suspended = True
-        self._session.claim.give_back()
-        self._session.go_on()  # what does not mind a turn that waits
-
-    async def go_on(self) -> None:
-        """Hold a slot again; the deadline moves on from where it stood."""
-        session = self._session
-        self.suspended = False
-        await session.wait_beside()
-        await session.claim.wait(self.waiting.source or session.scribe.source)
-        await session.scribe.room()
-        self.scope.deadline = self.turn.deadline = trio.current_time() + self._left_s
-        questions.going_on(session, self)
 
     def report_if_stuck(self, key: str, now_s: float, grace_s: float) -> bool:
         """Say once, with its stack, that an agent goes on although it was told to stop.
@@ -476,7 +458,7 @@ def _closing(
     return (
         *turn.take_usage(),
         *turn.effects_left(),
-        *questions.withdrawing(scribe.key, running.asks, now),
+        *withdrawing(scribe.key, tuple(running.pause.open), now),
         end,
         *turn.sending(rows),
         *replies,

@@ -39,6 +39,7 @@ from onepen.actors.directory import Directory
 from onepen.actors.hooks import Hooks
 from onepen.actors.line import Counters, Operate, Surroundings
 from onepen.actors.slots import Slots
+from onepen.actors.timetable import Bell
 from onepen.actors.warm import AgentSource
 from onepen.storage.identity import SessionKey
 
@@ -152,6 +153,7 @@ async def run_idle(probe: Probe) -> dict[str, float]:
             slots=Slots(limits.turns_running_max),
             counters=Counters(),
             courier=Courier(writer, SystemClock(), DeliverySettings(), {}, clean_context()),
+            bell=Bell(),
             context=clean_context(),
             on_idle=_ignore,
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from ..actors.line import Settle
-from ..storage.edge import check_name
+from ..actors.sources import source_of
+from ..storage.edge import check_count, check_name
 from ..storage.errors import InvalidContentError
 from ..storage.identity import SessionKey
 
@@ -27,12 +28,17 @@ class Approvals:
         self._directory = directory
         self._writer = writer
 
-    async def list(self, key: str | None = None, *, open_only: bool = True) -> tuple[Question, ...]:
+    async def list(
+        self, key: str | None = None, *, open_only: bool = True, limit: int = 500
+    ) -> tuple[Question, ...]:
         """What is asked just now, the oldest first; with `open_only=False` also what was."""
         if key is not None:
             check_name("key", key)
+        check_count("limit", limit)
         wanted = None if key is None else SessionKey(key)
-        return await self._writer.read(lambda reader: reader.questions(wanted, open_only=open_only))
+        return await self._writer.read(
+            lambda reader: reader.questions(wanted, open_only=open_only, limit=limit)
+        )
 
     async def get(self, key: str, question_key: str) -> Question | None:
         """What is stored of a question."""
@@ -58,5 +64,5 @@ class Approvals:
             if value is not None:
                 check_name(field, value)
         settled = Settle(question_key, "answered", answer, by)
-        source = key.partition(":")[0]
+        source = source_of(key)
         return await self._directory.ask(SessionKey(key), source, settled)

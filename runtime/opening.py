@@ -30,14 +30,14 @@ from ..actors.policy import ChildSpec, Policy
 from ..actors.raised import sole_cause
 from ..actors.retention import keep_inbox
 from ..actors.slots import Slots
-from ..actors.sources import check_source
+from ..actors.sources import check_source, source_of
 from ..actors.supervisor import RestartIntensityError, open_supervisor
-from ..actors.timetable import Timetable
+from ..actors.timetable import Bell, Timetable
 from ..actors.warm import AgentSource
 from ..actors.writer import open_writer
 from ..storage.errors import OnepenError, WriterFailedError
 from ..storage.sqlite import open_sqlite
-from .runtime import Ending, Runtime, source_of
+from .runtime import Ending, Runtime
 from .settings import Settings, check_settings
 from .system import SystemClock, SystemIds
 
@@ -193,6 +193,7 @@ class _Serving:
                         slots=Slots(settings.sessions.turns_running_max),
                         counters=Counters(),
                         courier=courier,
+                        bell=Bell(),
                         context=context,
                         on_idle=_ignore,
                     )
@@ -216,6 +217,7 @@ class _Serving:
                 surroundings.writer,
                 surroundings.clock,
                 self._sources,
+                surroundings.bell,
             )
             ending = Ending(directory, surroundings.courier)
             parts = (directory, timetable, surroundings, settings, self._sources)
@@ -236,6 +238,7 @@ class _Serving:
                     await self._asked.wait()
             finally:
                 await _end(ending, settings, cancelled=self._cancelled)
+                timetable.close()
                 await _close_agents(surroundings.agents)
                 nursery.cancel_scope.cancel()
 
@@ -293,7 +296,7 @@ async def _recover(directory: Directory, writer: WriterRef, settings: Settings) 
         async with limiter:
             try:
                 await directory.ask(
-                    key, source_of(key), Operate("wake", _nothing, interrupts=False)
+                    key, source_of(key), Operate("wake", _nothing, interrupts=False, beside=True)
                 )
             except OnepenError:
                 logger.exception("%s could not be recovered; its next message tries again", key)

@@ -19,11 +19,11 @@ from ..actors.compression import Compression
 from ..actors.courier import CourierStatistics
 from ..actors.directory import DirectoryStatistics
 from ..actors.line import Accepted, Interrupt, RuntimeClosedError, Submit
-from ..actors.messages import Inbound, user_draft
+from ..actors.messages import Inbound, digest_of, user_draft
 from ..actors.outbox import Target
 from ..actors.slots import SlotStatistics
-from ..actors.sources import SourcePolicy, check_busy
-from ..actors.timetable import digest_of, turn_of
+from ..actors.sources import PLAIN, check_busy, source_of
+from ..actors.timetable import turn_of
 from ..actors.writer import WriterStatistics
 from ..storage.edge import (
     check_count,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ..actors.finalize import Finalized
     from ..actors.line import Operate, Surroundings
     from ..actors.replies import Reply
-    from ..actors.sources import Busy
+    from ..actors.sources import Busy, SourcePolicy
     from ..actors.timetable import Timetable
     from ..storage.records import Delivery, JsonObject
     from .settings import Settings
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KEY_BYTES_MAX = 1024
-_QUEUE = SourcePolicy()
 _ANY_UID = Uid("0" * 32)
 
 
@@ -224,7 +223,7 @@ class Runtime:
         inbound = Inbound(text=message) if isinstance(message, str) else message
         check_key(key)
         submit = _checked(inbound, source_of(key), self._surroundings.ids.fresh, turn_id)
-        policy = self._sources.get(submit.source, _QUEUE)
+        policy = self._sources.get(submit.source, PLAIN)
         submit = submit._replace(
             busy=policy.busy if busy is None else busy,
             debounce_s=policy.debounce_s if debounce_s is None else debounce_s,
@@ -495,11 +494,6 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def source_of(key: str) -> str:
-    """A key's part before the first colon."""
-    return key.partition(":")[0]
-
-
 def _checked_id(session_id: str) -> SessionId:
     check_session_id(session_id)
     return SessionId(session_id)
@@ -538,4 +532,4 @@ def _checked(inbound: Inbound, source: str, fresh_id: Any, turn_id: TurnId) -> S
     )
 
 
-__all__ = ["Runtime", "RuntimeClosedError", "RuntimeStatistics", "check_key", "source_of"]
+__all__ = ["Runtime", "RuntimeClosedError", "RuntimeStatistics", "check_key"]

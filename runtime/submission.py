@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import trio
 
+from ..actors.sources import source_of
 from ..storage.edge import check_place
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Submission:
         self.timer_id = timer_id
         """What `runtime.timers` calls it, if it waits for its time."""
         self._directory = directory
-        self._source = key.partition(":")[0]
+        self._source = source_of(key)
         self._accepted = accepted
         self.key = key
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 from msgspec import Struct
 
-from ..actors.line import Interrupt, Submit
-from ..actors.timetable import digest_of
+from ..actors.line import Interrupt, Said, Submit
+from ..actors.messages import digest_of
+from ..actors.sources import source_of
 from ..storage.commands import ResolveDeadLetter
-from ..storage.edge import check_name
+from ..storage.edge import check_count, check_name
 from ..storage.errors import ConflictError, MissingError
 from ..storage.identity import SessionId, SessionKey, TurnId
 from ..storage.records import Inbound, InboxEntry, Question, Turn
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..actors.directory import Directory
     from ..actors.line import Surroundings
     from ..storage.engine import Reader
-    from ..storage.records import DeadLetter, DeadLetterState, JsonObject, Message
+    from ..storage.records import DeadLetter, DeadLetterState, Message
 
 
 class KeyStatus(Struct, frozen=True, kw_only=True):
@@ -85,16 +86,17 @@ class Turns:
         self._directory = directory
         self._writer = surroundings.writer
 
-    async def list(self, key: str | None = None) -> tuple[UnfinishedTurn, ...]:
+    async def list(self, key: str | None = None, *, limit: int = 500) -> tuple[UnfinishedTurn, ...]:
         """What is queued, runs or waits for a person, in the order of acceptance."""
         if key is not None:
             check_name("key", key)
+        check_count("limit", limit)
         wanted = None if key is None else SessionKey(key)
 
         def look(reader: Reader) -> tuple[UnfinishedTurn, ...]:
             return tuple(
                 UnfinishedTurn(turn=turn, messages=reader.inbound_of_turn(turn.id))
-                for turn in reader.unfinished_turns(wanted)
+                for turn in reader.unfinished_turns(wanted)[:limit]
             )
 
         return await self._writer.read(look)
@@ -117,7 +119,7 @@ class Turns:
             return False
         if self._directory.interrupt(turn.key, "person", turn.id):
             return True
-        source = turn.key.partition(":")[0]
+        source = source_of(turn.key)
         return await self._directory.ask(turn.key, source, Interrupt(turn.id, "person"))
 
 
@@ -149,32 +151,33 @@ class DeadLetters:
         said = [row for row in rows if row.role == "user" and not row.erased]
         if not said:
             raise MissingError(f"the messages of turn {turn_id}")
-        first = said[0]
-        parts = first.parts
-        if len(said) > 1:  # several messages, one turn: they are one message now
-            parts = tuple(part for row in said for part in _parts_of(row))
-        reply_to = next((e.reply_to for e in entries if e.reply_to is not None), None)
-        body = Inbound(
-            text=first.text if len(said) == 1 else None,
-            parts=parts,
-            user=first.user,
-            reply_to=reply_to,
-            platform_id=first.platform_id,
-            blobs=tuple(blob for row in said for blob in row.blobs),
-            meta=first.meta,
-        )
-        resolve = self._resolving(letter, "retried")
-        source = entries[0].source if entries else letter.key.partition(":")[0]
+        name, source = f"retry:{turn_id}:{letter.tries}", source_of(letter.key)
+        again: list[Said] = []
+        for number, row in enumerate(said):
+            # The rows stand in the order in which their messages were accepted.
+            entry = entries[min(number, len(entries) - 1)] if entries else None
+            body = Inbound(
+                text=row.text,
+                parts=row.parts,
+                user=row.user,
+                reply_to=None if entry is None else entry.reply_to,
+                platform_id=row.platform_id,
+                blobs=row.blobs,
+                meta=row.meta,
+            )
+            again.append(Said(source if entry is None else entry.source, f"{name}:{number}", body))
+        first, *more = again
         submit = Submit(
-            body,
-            f"retry:{turn_id}:{letter.tries}",
-            source,
-            digest_of(body),
+            first.body,
+            first.inbound_id,
+            first.source,
+            digest_of(first.body),
             TurnId(self._surroundings.ids.fresh()),
             repeatable=True,
-            along=(resolve,),
+            along=(self._resolving(letter, "retried"),),
+            more=tuple(more),
         )
-        accepted = await self._directory.ask(letter.key, letter.key.partition(":")[0], submit)
+        accepted = await self._directory.ask(letter.key, source, submit)
         await accepted.durable()
         return Submission(self._directory, letter.key, accepted)
 
@@ -208,7 +211,3 @@ class DeadLetters:
         if found.letter.state != "open":
             raise ConflictError(f"dead letter {turn_id}", found.letter.state)
         return found
-
-
-def _parts_of(row: Message) -> tuple[JsonObject, ...]:
-    return row.parts or ({"type": "text", "text": row.text or ""},)

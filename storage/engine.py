@@ -216,6 +216,10 @@ class Reader(Protocol):
         """Timers that are set, the next one first."""
         ...
 
+    def due_timers(self, now_ms: int, limit: int = 500) -> tuple[Timer, ...]:
+        """The first of each key whose time has come."""
+        ...
+
     def next_due_ms(self) -> int | None:
         """When the next timer is due, or the next question expires."""
         ...

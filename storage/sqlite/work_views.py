@@ -349,6 +349,14 @@ class WorkViews(Queries):
                 parameters.append(value)
         return self._timers(f"{where}ORDER BY due_ms, id LIMIT ?", (*parameters, limit))
 
+    def due_timers(self, now_ms: int, limit: int = 500) -> tuple[Timer, ...]:
+        return self._timers(
+            "WHERE id IN (SELECT id FROM (SELECT id, due_ms, row_number() OVER (PARTITION BY key "
+            "ORDER BY due_ms, id) AS place FROM timers WHERE state = 'set' AND due_ms <= ?) "
+            "WHERE place = 1 ORDER BY due_ms, id LIMIT ?) ORDER BY due_ms, id",
+            (now_ms, limit),
+        )
+
     def _timers(self, rest: str, parameters: tuple[Any, ...]) -> tuple[Timer, ...]:
         rows = self._all(
             "SELECT id, key, source, due_ms, inbound, state, set_ms, resolved_ms, busy FROM timers "

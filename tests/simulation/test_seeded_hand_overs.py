@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 from msgspec.structs import replace
 
-from onepen.actors import effects, questions, recovery, turning
+from onepen.actors import effects, recovery, turning
 from onepen.actors.courier import Courier
 from onepen.actors.effects import Effects
 from onepen.actors.outbox import posting
@@ -135,7 +135,7 @@ def a_question_outlives_its_turn() -> AbstractContextManager[object]:
     def nothing(*_: object) -> tuple[()]:
         return ()
 
-    return patch.object(questions, "withdrawing", nothing)
+    return patch.object(turning, "withdrawing", nothing)
 
 
 def a_turn_that_was_cut_does_not_know_whom_it_answers() -> AbstractContextManager[object]:

@@ -199,6 +199,7 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
     for time in (None, *list(names.times)[:: max(1, len(names.times) // 3)]):
         ask(reader.timers, time)
         ask(reader.expired_questions, time or 0)
+        ask(reader.due_timers, time or 0)
     ask(reader.next_due_ms)
     ask(reader.oldest_ended_inbound_ms)
     ask(reader.inbox_pruned_version)

@@ -367,6 +367,12 @@ class ModelReader:
         ]
         return tuple(sorted(waiting, key=lambda t: (t.due_ms, t.id))[:limit])
 
+    def due_timers(self, now_ms: int, limit: int = 500) -> tuple[Timer, ...]:
+        firsts: dict[SessionKey, Timer] = {}
+        for timer in self.timers(now_ms, limit=2**31):
+            firsts.setdefault(timer.key, timer)
+        return tuple(firsts.values())[:limit]
+
     def next_due_ms(self) -> int | None:
         questions = (q for q in self._state.questions.values() if q.state == "open")
         times = [t.due_ms for t in self.timers(limit=2**31)]
