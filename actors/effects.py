@@ -10,6 +10,7 @@ Keeps:
 - What is recorded is not done again: a resumed turn gets the result, or the failure, of the attempt
   before it. An effect whose fate is unknown follows the policy of whoever calls it.
 - `effect_id` is the same in every attempt: whoever has idempotency keys can use it as one.
+- What is known of an effect reaches storage at the latest with the end of its turn.
 
 What is claimed is at most this: recorded once, done at least as often as it was begun and at most
 as often as its policy allows. Never that it happened exactly once.
@@ -32,7 +33,7 @@ from ..storage.edge import check_json, check_name
 from ..storage.errors import ConflictError, InvalidContentError, OnepenError
 from ..storage.records import Effect
 from ..storage.units import Refused
-from .raised import is_theirs, said_by
+from .raised import is_theirs, said_by, sole_cause
 from .replies import storable
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Effects:
         self._turn_id = turn_id
         self._known = {effect.effect_key: effect for effect in known}
         self._called = set[str]()  # in this attempt
+        self._unstored: dict[str, FinishEffect] = {}  # what is known, and could not be posted yet
+        self._not_begun = set[str]()  # intents that are posted, and nothing was called yet
         self._locks: dict[str, trio.Lock] = {}
 
     async def run(
@@ -159,11 +162,14 @@ class Effects:
         await scribe.room()
         ticket = scribe.note((begin,))
         begun = self._note(_begun(begin))
+        self._not_begun.add(key)
         receipt = await scribe.receipt_of(ticket)
         if isinstance(receipt, Refused):
+            self._known.pop(key) if effect is None else self._note(effect)
             raise receipt.error()
         if scribe.broken is not None:  # what the turn has written before this was refused
             raise scribe.broken.error()
+        self._not_begun.discard(key)
         try:
             value: Any = _call(function, arguments, begin.effect_id)
             if inspect.isawaitable(value):
@@ -171,7 +177,10 @@ class Effects:
         except BaseException as error:
             if not is_theirs(error):
                 raise  # nobody knows how far it got; the turn's end says so
-            await self._finish(begun, "failed", {"error": storable(said_by(error))})
+            if isinstance(sole_cause(error), TimeoutError | trio.TooSlowError):
+                await self._finish(begun, "unknown", None)  # it may have happened all the same
+            else:
+                await self._finish(begun, "failed", {"error": storable(said_by(error))})
             raise
         done = await self._finish(begun, "done", _result_of(value))
         return _value_of(done)
@@ -179,10 +188,10 @@ class Effects:
     async def _finish(
         self,
         effect: Effect,
-        state: Literal["done", "failed", "skipped"],
+        state: Literal["done", "failed", "skipped", "unknown"],
         result: JsonObject | None,
     ) -> Effect:
-        """Record what came of it. What was done is recorded, also if the turn is being stopped."""
+        """Record what came of it; if the turn is stopped before there is room, its end does."""
         finish = FinishEffect(
             turn_id=self._turn_id,
             effect_key=effect.effect_key,
@@ -191,40 +200,51 @@ class Effects:
             at_ms=self._scribe.now(),
             result=result,
         )
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _RECORDED_S):
-            await self._scribe.room()
+        known = replace(effect, state=state, result=result, finished_ms=finish.at_ms)
+        self._note(known)
+        self._unstored[effect.effect_key] = finish
+        await self._scribe.room()
+        if self._unstored.pop(effect.effect_key, None) is not None:
             self._scribe.note((finish,))
-            return self._note(replace(effect, state=state, result=result, finished_ms=finish.at_ms))
-        raise EffectUnknownError(effect.tool, effect.effect_key, effect.effect_id)
+        return known
 
     def _note(self, effect: Effect) -> Effect:
         self._known[effect.effect_key] = effect
         return effect
 
     def left(self, now_ms: int) -> tuple[FinishEffect, ...]:
-        """For the turn's end: what was begun and came to nothing that anybody knows."""
-        return unknown_effects(self._known.values(), now_ms)
+        """For the turn's end: what nobody has recorded yet, known or not."""
+        begun = [effect for effect in self._known.values() if effect.state == "begun"]
+        never = [effect for effect in begun if effect.effect_key in self._not_begun]
+        return (
+            *self._unstored.values(),
+            *(_finish_of(e, "failed", now_ms, {"error": "it was never called"}) for e in never),
+            *unknown_effects((e for e in begun if e not in never), now_ms),
+        )
 
     def fates(self) -> dict[str, str]:
         """What is known, by key, in words."""
         return fates_of(self._known.values())
 
 
-_RECORDED_S = 5.0  # an interrupt waits so long for room to record what was done
-
-
 def unknown_effects(effects: Iterable[Effect], now_ms: int) -> tuple[FinishEffect, ...]:
     """The intents without a result, closed as what they are."""
-    return tuple(
-        FinishEffect(
-            turn_id=effect.turn_id,
-            effect_key=effect.effect_key,
-            attempt=effect.attempt,
-            state="unknown",
-            at_ms=now_ms,
-        )
-        for effect in effects
-        if effect.state == "begun"
+    return tuple(_finish_of(e, "unknown", now_ms) for e in effects if e.state == "begun")
+
+
+def _finish_of(
+    effect: Effect,
+    state: Literal["failed", "unknown"],
+    now_ms: int,
+    result: JsonObject | None = None,
+) -> FinishEffect:
+    return FinishEffect(
+        turn_id=effect.turn_id,
+        effect_key=effect.effect_key,
+        attempt=effect.attempt,
+        state=state,
+        at_ms=now_ms,
+        result=result,
     )
 
 
@@ -282,7 +302,7 @@ def _given(function: Any, arguments: tuple[Any, ...]) -> bytes:
 def _plain(field: str, value: Any) -> Any:
     """The same as JSON has it. Raises `InvalidContentError`."""
     try:
-        plain = _with_lists(msgspec.to_builtins(value, str_keys=True))
+        plain = _with_lists(msgspec.to_builtins(value, str_keys=True, order="sorted"))
     except (TypeError, ValueError, RecursionError) as error:
         hint = "use text, numbers, lists, mappings"
         raise InvalidContentError(field, said_by(error), hint=hint) from error

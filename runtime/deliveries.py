@@ -82,7 +82,7 @@ class Deliveries:
         check_name("delivery_id", delivery_id)
         if platform_id is not None:
             check_name("platform_id", platform_id)
-        return await self._courier.acknowledge(delivery_id, platform_id)
+        return await self._courier.pickup.acknowledge(delivery_id, platform_id)
 
     async def fail(
         self,
@@ -95,7 +95,7 @@ class Deliveries:
         """It has not arrived: to be tried again, or, with `retry=False`, given up."""
         check_name("delivery_id", delivery_id)
         check_name("error", error)
-        return await self._courier.fail(
+        return await self._courier.pickup.fail(
             delivery_id, error, retry=retry, retry_after_s=retry_after_s
         )
 

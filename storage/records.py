@@ -352,7 +352,7 @@ class Delivery(Record, frozen=True, kw_only=True):
 
     @property
     def possibly_repeated(self) -> bool:
-        """Whether an earlier attempt may have reached the platform after all."""
+        """Whether there was an attempt before, which may have reached the platform after all."""
         return self.attempt > 1
 
 

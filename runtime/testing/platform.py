@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
 
-from ...actors.courier import DeliverLaterError, UndeliverableError
 from ...actors.messages import Inbound
+from ...actors.sending import DeliverLaterError, UndeliverableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

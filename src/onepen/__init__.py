@@ -9,7 +9,6 @@ from importlib.metadata import version
 
 from .actors.binding import CurrentSession, current_session
 from .actors.compression import SummaryTooSlowError
-from .actors.courier import DeliverLaterError, UndeliverableError
 from .actors.effects import EffectFailedError, EffectUnknownError
 from .actors.events import Event, Subscription
 from .actors.finalize import Finalized
@@ -24,6 +23,7 @@ from .actors.line import (
 from .actors.messages import Inbound
 from .actors.questions import QuestionExpiredError
 from .actors.replies import Reply
+from .actors.sending import DeliverLaterError, UndeliverableError
 from .actors.sources import ResetPolicy, SourcePolicy
 from .actors.streaming import Streaming
 from .actors.tickets import Ticket

@@ -21,6 +21,7 @@ from onepen.actors.courier import Courier
 from onepen.actors.effects import Effects
 from onepen.actors.outbox import posting
 from onepen.actors.replies import reply_text
+from onepen.actors.sending import Sender
 from onepen.actors.turn import Turn
 from onepen.storage.errors import InvariantError
 from onepen.testing import SimulationStuckError, images, simulate
@@ -89,12 +90,12 @@ def the_reply_is_posted_behind_the_end() -> AbstractContextManager[object]:
 
 
 def what_was_sent_is_not_marked() -> AbstractContextManager[object]:
-    mark = Courier._mark
+    store = Sender.store
 
-    async def forgetful(self: Courier, delivery: Any, state: Any, **rest: Any) -> Any:
-        return None if state == "sent" else await mark(self, delivery, state, **rest)
+    async def forgetful(self: Sender, delivery: Any, command: Any) -> Any:
+        return None if command.state == "sent" else await store(self, delivery, command)
 
-    return patch.object(Courier, "_mark", forgetful)
+    return patch.object(Sender, "store", forgetful)
 
 
 def nobody_waits_for_the_one_before() -> AbstractContextManager[object]:
