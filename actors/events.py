@@ -98,7 +98,8 @@ class Subscription(trio.abc.ReceiveChannel[Event]):
         ):
             return
         if len(self._events) >= self._size_max:
-            event = Event(kind="dropped", key=event.key, position=event.position)
+            # From here on `after=` goes on: behind the last event that this subscriber gets.
+            event = Event(kind="dropped", key=event.key, position=self._events[-1].position)
         self._events.append(event)
         if event.kind == "dropped" or (event.kind == "turn.ended" and self._turn_id is not None):
             self._ended = True

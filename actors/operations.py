@@ -27,7 +27,7 @@ from .exchanges import closing_results, open_calls
 from .finalize import Finalized, finalize
 from .line import SHUTDOWN, Operate
 from .messages import draft_of
-from .outbox import Target, delivery_of, posting
+from .outbox import Target, delivery_of, posting, shown_of
 from .titles import give_title
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def post(text: str, target: Target | None, source: str, post_id: str | None) -> 
 
         known, last = await scribe.read(look)
         if known is not None:
-            if (known.key, known.text) != (scribe.key, text):
+            if (known.key, known.text) != (scribe.key, shown_of(text)):
                 raise ConflictError(f"delivery {delivery_id}", known.key, scribe.key)
             return known
         # Where nobody has said where to, and nothing was sent before, the key says it.

@@ -67,12 +67,10 @@ def posting(
     """A text for each of these places; none if there is nothing to say."""
     if not text.strip():
         return ()
-    body: dict[str, Any] = {"kind": kind, "text": text, **(more or {})}
-    if len(text) > _TEXT_BYTES_MAX // 4:
-        # No platform takes so much in one message; the whole is the message that has the uid.
-        shown = text.encode(errors="replace")[:_TEXT_BYTES_MAX].decode(errors="ignore")
-        if shown != text:
-            body |= {"text": shown, "cut": True}
+    shown = shown_of(text)
+    body: dict[str, Any] = {"kind": kind, "text": shown, **(more or {})}
+    if shown != text:
+        body["cut"] = True
     page = scribe.page
     return tuple(
         PostDelivery(
@@ -88,6 +86,13 @@ def posting(
         )
         for target in distinct(targets)
     )
+
+
+def shown_of(text: str) -> str:
+    """What of a text is sent: no platform takes more in one message. The row has the whole."""
+    if len(text) <= _TEXT_BYTES_MAX // 4:
+        return text
+    return text.encode(errors="replace")[:_TEXT_BYTES_MAX].decode(errors="ignore")
 
 
 def delivery_of(command: PostDelivery) -> Delivery:

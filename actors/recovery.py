@@ -130,7 +130,7 @@ async def recover(session: Session, loaded: Loaded) -> None:
     for turn in loaded.turns:
         if turn.state == "running":
             may_resume = session.settings.recovery == "resume" and session.crash is None
-            again = await going_on(session, turn) if may_resume else None
+            again = await another_attempt(session, turn) if may_resume else None
             if again is not None:
                 session.waiting.append(again)
             else:
@@ -141,7 +141,7 @@ async def recover(session: Session, loaded: Loaded) -> None:
             session.waiting.append(Waiting(turn.id, tuple(said[turn.id]), stored=True))
 
 
-async def going_on(session: Session, turn: StoredTurn) -> Waiting | None:
+async def another_attempt(session: Session, turn: StoredTurn) -> Waiting | None:
     """A turn that was cut, for one more attempt; not too often, and only where its messages are."""
     if turn.tries >= session.settings.turn_tries_max:
         return None

@@ -20,7 +20,7 @@ from ..storage.errors import ConflictError
 from ..storage.identity import TurnId
 from .line import Accepted
 from .mailbox import Answer
-from .recovery import going_on
+from .recovery import another_attempt
 from .replies import Reply, reply_text
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
         # It was answered with the turn that it was steered into.
         into = TurnId(str((turn.outcome.detail or {}).get("into")))
         return _alive(session, into) or await _stored(session, into)
-    again = await going_on(session, turn) if _was_cut(turn) else None
+    again = await another_attempt(session, turn) if _was_cut(turn) else None
     alive = _alive(session, turn_id)  # or another repeat has begun it meanwhile
     if alive is not None:
         return alive

@@ -31,11 +31,16 @@ class Streaming:
         self.finish_reason: str | None = None
 
     async def write(self, piece: str) -> None:
-        """Show one more piece."""
+        """Show one more piece. Raises `InvalidContentError` for what no text can hold."""
         if not isinstance(piece, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidContentError(
                 "piece", f"{type(piece).__name__} is not text", hint="give a string"
             )
+        try:
+            piece.encode()
+        except UnicodeEncodeError as error:
+            hint = "decode it properly, or replace such characters by U+FFFD"
+            raise InvalidContentError("piece", "it holds half a character", hint=hint) from error
         self._pieces.append(piece)
         self._show(self.uid, piece)
         await trio.lowlevel.checkpoint()

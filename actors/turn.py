@@ -75,6 +75,10 @@ class Host(Protocol):
         """A piece of a message, for those who watch."""
         ...
 
+    def withdraw(self, uid: Uid) -> None:
+        """What was shown of this message will not be stored."""
+        ...
+
     async def ask(
         self, text: str, choices: Sequence[str], timeout_s: float | None, name: str | None
     ) -> str:
@@ -121,6 +125,7 @@ class Turn:
         self._usage: list[AddUsage] = []
         self._streamed: Uid | None = None
         self._interim = set[Uid]()  # what is sent as soon as it is stored
+        self._sent_to: tuple[Target, ...] = ()  # who got the last of it
         self._last: Draft | None = None
         self.said: str | None = None
         self.model_calls = waiting.model_calls
@@ -210,8 +215,14 @@ class Turn:
             self._keep_cut(out)  # nothing can be awaited here: the next unit takes it along
             raise
         if out.text:
+            draft = self._streamed_draft(out, partial=False)
+            try:
+                check_draft(draft)
+            except InvalidContentError:
+                self._host.withdraw(out.uid)  # what was shown of it is not stored
+                raise
             self._streamed = out.uid
-            await self._post_interim(self._streamed_draft(out, partial=False))
+            await self._post_interim(draft)
             self.said = out.text
 
     def _keep_cut(self, out: Streaming) -> None:
@@ -220,6 +231,7 @@ class Turn:
             check_draft(draft)
         except InvalidContentError:
             logger.warning("%s: a cut-off message can't be stored", self.key, exc_info=True)
+            self._host.withdraw(out.uid)
             return
         if out.text:
             self._deferred.append(draft)
@@ -403,29 +415,22 @@ class Turn:
 
     def sending(self, rows: Iterable[Draft]) -> tuple[AnyCommand, ...]:
         """The interim messages among these rows, for the outbox."""
-        return tuple(
-            command
-            for row in rows
-            if row.uid in self._interim
-            for command in posting(
-                self._scribe,
-                self._host.targets,
-                row.text or "",
-                "interim",
-                turn_id=self.id,
-                uid=row.uid,
-            )
-        )
+        commands: list[AnyCommand] = []
+        for row in rows:
+            if row.uid in self._interim:
+                self._sent_to, text = self._host.targets, row.text or ""
+                commands += posting(
+                    self._scribe, self._sent_to, text, "interim", turn_id=self.id, uid=row.uid
+                )
+        return tuple(commands)
 
     def _landing(self) -> list[Waiting]:
         """The messages that come in at this gate: those that are durable."""
-        steering = self._host
-        landing = [
-            w for w in steering.steering if w.ticket and isinstance(w.ticket.receipt, Durable)
-        ]
+        host = self._host
+        landing = [w for w in host.steering if w.ticket and isinstance(w.ticket.receipt, Durable)]
         for waiting in landing:
-            steering.steering.remove(waiting)
-            steering.steered.append(waiting)
+            host.steering.remove(waiting)
+            host.steered.append(waiting)
             self._heard += [text for body in waiting.bodies for text in texts_of(body)]
         return landing
 
@@ -548,9 +553,9 @@ class Turn:
         rows += closing_results(opened.values(), why, scribe.fresh_uid, scribe.now(), fates)
         return (*rows, *deferred)
 
-    def was_sent(self, text: str) -> bool:
-        """Whether this is the interim message that was said last: it is sent already."""
-        return self.said == text
+    def sent_to(self, text: str) -> tuple[Target, ...]:
+        """Who has this already, because it is the interim message that was said last."""
+        return self._sent_to if self.said == text else ()
 
     def is_streamed_answer(self, text: str) -> bool:
         """Whether this answer is the message that was just streamed."""

@@ -190,6 +190,12 @@ class RunningTurn:
         if stream.delta(turn.session_id, turn.id, uid, piece, interval_s):
             self._session.spawn(stream.keep_flushing, interval_s)
 
+    def withdraw(self, uid: Uid) -> None:
+        turn = self.turn
+        self._session.line.stream.publish(
+            "message.withdrawn", session_id=turn.session_id, turn_id=turn.id, uid=uid
+        )
+
     async def ask(
         self, text: str, choices: Sequence[str], timeout_s: float | None, name: str | None
     ) -> str:
@@ -447,20 +453,24 @@ def _closing(
     now = scribe.now()
     end = EndTurn(turn_id=turn.id, attempt=running.waiting.attempt, outcome=outcome, at_ms=now)
     answers = [d.uid for d in rows if d.role == "assistant" and d.text == text]
-    replies: tuple[AnyCommand, ...] = ()
+    interim = turn.sending(rows)
     fresh = answer is not None and not turn.is_streamed_answer(answer)
-    if fresh or not turn.was_sent(text):
-        uid = answers[-1] if answers else None
-        more = {"outcome": outcome.kind}
-        replies = posting(
-            scribe, running.targets, text, "reply", turn_id=turn.id, uid=uid, more=more
-        )
+    have_it = () if fresh else turn.sent_to(text)
+    replies = posting(
+        scribe,
+        [target for target in running.targets if target not in have_it],
+        text,
+        "reply",
+        turn_id=turn.id,
+        uid=answers[-1] if answers else None,
+        more={"outcome": outcome.kind},
+    )
     return (
         *turn.take_usage(),
         *turn.effects_left(),
         *withdrawing(scribe.key, tuple(running.pause.open), now),
         end,
-        *turn.sending(rows),
+        *interim,
         *replies,
     )
 

@@ -71,6 +71,7 @@ EXPORTED = {
     "Turn",
     "TurnPendingError",
     "UndeliverableError",
+    "UnfinishedTurn",
     "Unit",
     "Unknown",
     "WriterRef",

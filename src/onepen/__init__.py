@@ -35,7 +35,7 @@ from .runtime.runtime import Runtime, RuntimeStatistics
 from .runtime.settings import Settings, SettingsError, load_settings
 from .runtime.submission import Submission
 from .runtime.system import SystemClock, SystemIds
-from .runtime.turns import KeyStatus
+from .runtime.turns import KeyStatus, UnfinishedTurn
 from .storage.engine import Engine, EngineSettings, Reader
 from .storage.errors import (
     AmbiguousError,
@@ -136,6 +136,7 @@ __all__ = [
     "Turn",
     "TurnPendingError",
     "UndeliverableError",
+    "UnfinishedTurn",
     "Unit",
     "Unknown",
     "WriterRef",

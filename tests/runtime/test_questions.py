@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -399,7 +400,7 @@ async def test_an_expired_question_says_so_and_is_no_answer(
     async with inline(path, agent, clock=LoopClock()) as runtime:
         start = trio.current_time()
         reply = await runtime.ask(KEY, "go")
-        assert 90 <= trio.current_time() - start < 125
+        assert 90 <= trio.current_time() - start < 91
         if caught:
             assert reply.text == "nobody said anything"
         else:
@@ -548,3 +549,191 @@ async def test_a_crash_of_the_actor_leaves_the_question(path: Path) -> None:
 
 async def _crash() -> None:
     raise RuntimeError("planted")
+
+
+# The pause -----------------------------------------------------------------------------------------
+
+
+async def test_a_turn_with_two_questions_goes_on_with_all_of_its_time(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Whatever they take: behind the last answer it has its slot and its deadline again."""
+
+    async def agent(turn: Turn) -> str:
+        async with trio.open_nursery() as nursery:
+            for name in "ab":
+                nursery.start_soon(partial(turn.ask_user, f"may I {name}?", key=name))
+        assert runtime.statistics().slots.running == 1
+        await trio.sleep(50)
+        return "done"
+
+    settings = Settings(sessions=SessionSettings(turn_deadline_s=60, interrupt_grace_s=1))
+    async with inline(path, agent, settings) as runtime:
+        submission = await runtime.submit(KEY, "go")
+        first, second = await asked(runtime, count=2)
+        await trio.sleep(3600)
+        assert runtime.statistics().slots.running == 0
+        await runtime.approvals.answer(KEY, "yes", question_key=first.question_key)
+        await trio.sleep(3600)
+        assert runtime.statistics().slots.running == 0
+        await runtime.approvals.answer(KEY, "yes", question_key=second.question_key)
+        assert (await submission.reply()).text == "done"
+        assert (await runtime.turns.get(submission.turn_id)).tries == 1
+    sound(path)
+
+
+async def test_an_agent_that_gives_up_asking_runs_on_as_before(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Its own time-out withdraws the question; slot and deadline are back, storage says so."""
+    gave_up, go_on = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        with trio.move_on_after(5):
+            await turn.ask_user("may I?")
+        gave_up.set()
+        await go_on.wait()
+        with trio.move_on_after(5):
+            await turn.ask_user("may I?")
+        await trio.sleep_forever()
+        return "never"
+
+    settings = Settings(sessions=SessionSettings(turn_deadline_s=60, interrupt_grace_s=1))
+    async with inline(path, agent, settings) as runtime:
+        submission = await runtime.submit(KEY, "go")
+        await asked(runtime)
+        await gave_up.wait()
+        await trio.sleep(1)
+        assert await turn_row(runtime, submission.turn_id) == ("running", 2)
+        assert runtime.statistics().slots.running == 1
+        assert await runtime.approvals.list(KEY) == ()
+        start = trio.current_time()
+        go_on.set()
+        (again,) = await asked(runtime)
+        assert again.question_key.endswith("/2")
+        reply = await submission.reply()
+        assert reply.outcome.cause == "deadline"
+        assert 58 <= trio.current_time() - start <= 66
+        assert query(path, "SELECT DISTINCT state FROM questions") == [("withdrawn",)]
+    sound(path)
+
+
+async def test_the_same_question_asked_twice_at_once_is_one(path: Path) -> None:
+    async def agent(turn: Turn) -> str:
+        answers: list[str] = []
+
+        async def ask() -> None:
+            answers.append(await turn.ask_user("may I?"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+        return " ".join(answers)
+
+    async with serving(path, agent) as runtime:
+        submission = await runtime.submit(KEY, "go")
+        await asked(runtime)
+        await runtime.approvals.answer(KEY, "yes")
+        assert (await submission.reply()).text == "yes yes yes"
+        assert query(path, "SELECT count(*) FROM questions") == [(1,)]
+    sound(path)
+
+
+async def test_a_button_that_is_pressed_twice_at_once_is_pressed_once(path: Path) -> None:
+    """The second finds the first under way; another one behind it is a conflict."""
+    async with serving(path, Clerk()) as runtime:
+        submission = await runtime.submit(KEY, "ask")
+        (question,) = await asked(runtime)
+        press = partial(runtime.approvals.answer, KEY, question_key=question.question_key)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(press, "yes")
+        with pytest.raises(ConflictError):
+            await press("no")
+        assert (await submission.reply()).text == "ask: yes"
+    sound(path)
+
+
+async def test_a_shutdown_leaves_a_turn_that_is_answered_and_waits_for_its_slot(
+    path: Path,
+) -> None:
+    """As a kill would: nobody is told that it was cut off, and the next start goes on."""
+    began, go_on = trio.Event(), trio.Event()
+    clerk = Clerk()
+
+    async def agent(turn: Turn) -> str:
+        if turn.text == "slow":
+            began.set()
+            await go_on.wait()
+        return await clerk.run(turn)
+
+    settings = Settings(sessions=SessionSettings(turns_running_max=1))
+    async with open_runtime(path, agent=agent, settings=settings) as runtime:
+        submission = await runtime.submit(KEY, Inbound("ask", id="u1", reply_to="chat-1"))
+        await asked(runtime)
+        await runtime.submit("test:dm:2", "slow")
+        await began.wait()
+        await runtime.approvals.answer(KEY, "yes")
+        await runtime.shutdown()
+    with pytest.raises(TurnPendingError):
+        await submission.reply()
+    async with serving(path, Clerk()) as runtime:
+        repeat = await runtime.submit(KEY, Inbound("ask", id="u1", reply_to="chat-1"))
+        assert (await repeat.reply()).text == "ask: yes"
+        assert [d.kind for d in await runtime.deliveries.list()] == ["reply", "question"]
+    sound(path)
+
+
+async def test_parked_turns_hold_up_nobody_elses_recovery(path: Path) -> None:
+    """However many there are; and their actors leave memory like others."""
+    clerk = Clerk()
+    async with open_runtime(path, agent=clerk) as runtime:
+        for number in range(4):
+            await runtime.submit(f"test:parked:{number}", "ask")
+            await asked(runtime, f"test:parked:{number}")
+        await runtime.submit("test:parked:0", Inbound("later", id="l"))
+    settings = Settings(sessions=SessionSettings(recovery_concurrency_max=2))
+    async with open_runtime(path, agent=clerk) as runtime:
+        # Queued, and cut off before it could begin.
+        await runtime.submit("test:parked:1", Inbound("later", id="m"))
+    after = Clerk()
+    async with serving(path, after, settings=settings) as runtime:
+        directory = runtime._directory  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: runtime.statistics().counters["activated"] == 4)
+        await until(lambda: directory.evict_idle() + 2 >= directory.live)
+        # Those with messages behind them stay until these are answered; the others are gone.
+        await until(lambda: directory.live == 2)
+        for number in range(4):
+            await runtime.approvals.answer(f"test:parked:{number}", "yes")
+        await until(lambda: len(after.begun) == 6)
+    sound(path)
+
+
+async def test_what_was_counted_before_a_question_survives_a_restart(path: Path) -> None:
+    async def agent(turn: Turn) -> str:
+        turn.usage(model="m", input=7)
+        return await turn.ask_user("may I?")
+
+    async with open_runtime(path, agent=agent) as runtime:
+        submission = await runtime.submit(KEY, "go")
+        await asked(runtime)
+    assert query(path, "SELECT sum(input), count(*) FROM usage") == [(7, 1)]
+    assert submission.turn_id
+
+
+async def test_a_question_expires_on_time_although_nothing_else_is_due(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The timetable hears of it when it is asked, also if it was looking the other way."""
+
+    async def agent(turn: Turn) -> str:
+        try:
+            return await turn.ask_user("may I?", timeout=2)
+        except QuestionExpiredError:
+            return "expired"
+
+    async with inline(path, agent, clock=LoopClock()) as runtime:
+        await trio.sleep(7)
+        start = trio.current_time()
+        assert (await runtime.ask(KEY, "go")).text == "expired"
+        assert 2 <= trio.current_time() - start < 2.1

@@ -126,10 +126,10 @@ def the_result_is_not_recorded() -> AbstractContextManager[object]:
 
 
 def the_last_interim_message_is_sent_again() -> AbstractContextManager[object]:
-    def never(_self: Turn, _text: str) -> bool:
-        return False
+    def nobody(_self: Turn, _text: str) -> tuple[()]:
+        return ()
 
-    return patch.object(Turn, "was_sent", never)
+    return patch.object(Turn, "sent_to", nobody)
 
 
 def a_question_outlives_its_turn() -> AbstractContextManager[object]:
