@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ from onepen import (
     Outcome,
     open_runtime,
 )
+from onepen.actors.scribe import Scribe
 
 from ..contract.agents import Commits, call, query, result, shape, snapshot, sound, stored
 from .scripted import serving, until
@@ -462,4 +466,109 @@ async def test_an_effect_outlives_a_rotation_of_its_turn(path: Path) -> None:
         await runtime.ask(KEY, "hello " * 50)
         assert (await runtime.ask(KEY, "go")).text == "ok"
     assert world.done == [5]
+    sound(path)
+
+
+# What a review found -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [TimeoutError, trio.TooSlowError])
+async def test_an_effect_that_timed_out_may_have_happened(
+    path: Path, error: type[Exception]
+) -> None:
+    """So it is unknown and not failed: its policy is asked, and nothing is done twice unasked."""
+    world = World()
+
+    async def slow(amount: int) -> None:
+        world.done.append(amount)
+        raise error("no answer")
+
+    async def agent(turn: Turn) -> str:
+        with pytest.raises(error):
+            await turn.effect(slow, 5, key="pay")
+        with pytest.raises(EffectUnknownError):
+            await turn.effect(slow, 5, key="pay")
+        assert await turn.effect(slow, 5, key="pay", on_unknown="skip") is None
+        return "ok"
+
+    assert await run(path, agent) == "ok"
+    assert world.done == [5]
+    assert effects(path) == [("pay", "slow", "skipped", 1)]
+    sound(path)
+
+
+def test_arguments_have_one_form_in_every_process() -> None:
+    """A set has no order of its own: a resumed turn must not find other arguments."""
+    from onepen.actors.effects import _given  # pyright: ignore[reportPrivateUsage]
+
+    given = "({'a', 'b', 'c'}, {'y': 1, 'x': 2})"
+    code = f"from onepen.actors.effects import _given; print(_given(len, {given}))"
+    for seed in ("1", "2", "3"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        expected = _given(len, ({"a", "b", "c"}, {"x": 2, "y": 1}))
+        assert done.stdout.strip() == str(expected)
+
+
+async def test_what_is_known_of_an_effect_waits_for_storage(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down or full when it comes to an end: the result is recorded when there is room again."""
+    world = World()
+    room = Scribe.room
+    closed, opened = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        async def pay() -> str:
+            world.done.append(5)
+            monkeypatch.setattr(Scribe, "room", no_room)
+            return "paid"
+
+        return str(await turn.effect(pay, key="pay"))
+
+    async def no_room(scribe: Scribe) -> None:
+        closed.set()
+        await opened.wait()
+
+    async with serving(path, agent) as runtime:
+        submission = await runtime.submit(KEY, "go")
+        await closed.wait()
+        submission.interrupt()  # the turn's end brings it, if it comes first
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        monkeypatch.setattr(Scribe, "room", room)
+        opened.set()
+        assert (await submission.reply()).outcome.kind == "interrupted"
+    assert effects(path) == [("pay", "pay", "done", 1)]
+    sound(path)
+
+
+async def test_an_effect_whose_turn_was_stopped_before_the_call_was_never_called(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its intent is on its way to the disk: that much is known, and said."""
+    commits, world = Commits(monkeypatch), World()
+    ready, go_on = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> None:
+        ready.set()
+        await go_on.wait()
+        await turn.effect(world.pay, 5, key="pay")
+
+    async with serving(path, agent) as runtime:
+        submission = await runtime.submit(KEY, "go")
+        await ready.wait()
+        with commits.holding():
+            go_on.set()
+            await commits.wait_reached()
+            submission.interrupt()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        assert (await submission.reply()).outcome.kind == "interrupted"
+    assert world.done == []
+    rows = query(path, "SELECT state, result ->> '$.error' FROM effects")
+    assert rows == [("failed", "it was never called")]
     sound(path)

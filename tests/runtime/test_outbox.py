@@ -11,6 +11,7 @@ import trio.testing
 
 from onepen import (
     ConflictError,
+    DeliverLaterError,
     Delivery,
     DeliverySettings,
     Inbound,
@@ -622,3 +623,222 @@ async def test_bad_posts_and_bad_listings_are_refused_with_a_type(path: Path) ->
         with pytest.raises(InvalidContentError):
             runtime.deliveries.register("test", "nothing that can be called")  # type: ignore[arg-type]
         assert len(await runtime.deliveries.list()) == 0
+
+
+# What a review found -----------------------------------------------------------------------------
+
+
+async def test_a_platform_that_is_down_holds_up_no_other(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: also with more waiting for it than memory may hold, and once it is back."""
+    dead, alive = FakePlatform(), FakePlatform()
+    dead.down = True
+    limits = DeliverySettings(waiting_max=4, running_max=2, tries_max=100)
+    sources = {"dead": SourcePolicy(deliver=dead.deliver), "x": SourcePolicy(deliver=alive.deliver)}
+    settings = Settings(deliveries=limits)
+    async with inline(path, settings=settings, sources=sources) as runtime:
+        for number in range(12):
+            await runtime.ask(f"dead:{number}", Inbound("hello", reply_to=f"dead {number}"))
+        for number in range(12):
+            await runtime.ask(f"x:{number}", Inbound("hello", reply_to=f"x {number}"))
+        start = trio.current_time()
+        await until(lambda: sum(map(len, alive.seen.values())) == 12)
+        assert trio.current_time() - start < 1
+        dead.down = False
+        await until(lambda: sum(map(len, dead.seen.values())) == 12)
+    sound(path)
+
+
+class Unshowable:
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+ODD: list[Any] = [
+    DeliverLaterError,  # raised by its class: there is no time in it
+    lambda: DeliverLaterError("soon"),  # type: ignore[arg-type]
+    lambda: DeliverLaterError(float("nan")),
+    lambda: SystemExit(3),
+    lambda: ExceptionGroup("", [ValueError("a")]),
+    lambda: Unshowable(),
+    lambda: b"bytes",
+    lambda: "half \ud800",
+    lambda: 5,
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+async def test_whatever_a_gateway_does_it_fails_one_delivery(
+    path: Path, autojump_clock: trio.testing.MockClock, odd: Any
+) -> None:
+    """INV-13: the next one goes, and the runtime stays."""
+    sent: list[str] = []
+
+    def deliver(delivery: Delivery) -> Any:
+        if delivery.text == "re odd":
+            made = odd()
+            if isinstance(made, BaseException):
+                raise made
+            return made
+        sent.append(delivery.text)
+        return None
+
+    settings = Settings(deliveries=DeliverySettings(tries_max=3))
+    sources = {"test": SourcePolicy(deliver=deliver)}
+    async with inline(path, settings=settings, sources=sources) as runtime:
+        for text in ("odd", "fine"):
+            await runtime.ask(KEY, Inbound(text, reply_to=CHAT))
+        await until(lambda: sent == ["re fine"])
+        assert (await states(runtime))[0] in ("failed", "sent")
+        assert (await states(runtime))[1] == "sent"
+    sound(path)
+
+
+async def test_a_refusal_for_good_counts_out_of_a_nursery_as_well(path: Path) -> None:
+    async def deliver(delivery: Delivery) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refuse)
+
+    async def refuse() -> None:
+        raise UndeliverableError("blocked")
+
+    async with serving(path, sources={"test": SourcePolicy(deliver=deliver)}) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await until(lambda: runtime.statistics().deliveries.failed == 1)
+        assert (await runtime.deliveries.list())[0].attempt == 1
+
+
+async def test_a_time_to_wait_may_be_as_a_header_has_it(path: Path) -> None:
+    assert DeliverLaterError("1.5").retry_after_s == 1.5  # type: ignore[arg-type]
+    for bad in ("soon", None, -1, float("inf")):
+        with pytest.raises(InvalidContentError):
+            DeliverLaterError(bad)  # type: ignore[arg-type]
+    async with serving(path) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        for bad in ("soon", -1, float("nan")):
+            with pytest.raises(InvalidContentError):
+                await runtime.deliveries.fail(taken.id, "no", retry_after_s=bad)  # type: ignore[arg-type]
+
+
+async def test_only_what_came_to_nothing_is_sent_again_by_hand(path: Path) -> None:
+    """What is under way, waits or has arrived is left alone."""
+    began, go_on = trio.Event(), trio.Event()
+
+    async def deliver(delivery: Delivery) -> None:
+        began.set()
+        await go_on.wait()
+
+    async with serving(path, sources={"test": SourcePolicy(deliver=deliver)}) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await began.wait()
+        (delivery,) = await runtime.deliveries.list()
+        with pytest.raises(StaleError):
+            await runtime.deliveries.retry(delivery.id)
+        go_on.set()
+        await until(lambda: runtime.statistics().deliveries.sent == 1)
+        with pytest.raises(StaleError):
+            await runtime.deliveries.retry(delivery.id)
+    assert query(path, "SELECT state, attempt FROM deliveries") == [("sent", 1)]
+
+
+async def test_an_attempt_that_outlives_its_gateway_keeps_its_place(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Unregistered and registered again under way: it fails, is tried again, and goes first."""
+    began, go_on = trio.Event(), trio.Event()
+    shown: list[str] = []
+
+    async def first(delivery: Delivery) -> None:
+        began.set()
+        await go_on.wait()
+        raise OSError("no route")
+
+    async def second(delivery: Delivery) -> None:
+        shown.append(delivery.text)
+
+    async with inline(path) as runtime:
+        for text in ("one", "two"):
+            await runtime.ask(KEY, Inbound(text, reply_to=CHAT))
+        runtime.deliveries.register("test", first)
+        await began.wait()
+        runtime.deliveries.unregister("test")
+        assert await runtime.deliveries.take("test") == (), "it is still under way"
+        runtime.deliveries.register("test", second)
+        go_on.set()
+        await until(lambda: len(shown) == 2)
+        assert shown == ["re one", "re two"]
+        await until(lambda: runtime.statistics().deliveries.waiting == 0)
+    assert query(path, "SELECT state FROM deliveries") == [("sent",)] * 2
+    sound(path)
+
+
+async def test_what_a_taker_has_is_not_sent_by_a_gateway_that_comes_meanwhile(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Until its time is over; then it is unknown, and sent again behind nobody's back."""
+    platform = FakePlatform()
+    async with inline(path) as runtime:
+        for text in ("one", "two"):
+            await runtime.ask(KEY, Inbound(text, reply_to=CHAT))
+        (first,) = await runtime.deliveries.take("test")
+        runtime.deliveries.register("test", platform.deliver)
+        await trio.sleep(10)
+        assert platform.texts(CHAT) == []
+        await runtime.deliveries.acknowledge(first.id)
+        await until(lambda: platform.texts(CHAT) == ["re two"])
+    sound(path)
+
+
+async def test_a_late_acknowledgement_of_what_was_put_back_counts(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with inline(path) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        await trio.sleep(31)
+        assert await runtime.deliveries.take("test") == ()
+        assert (await runtime.deliveries.acknowledge(taken.id, "p1")).state == "sent"
+        await trio.sleep(60)
+        assert await runtime.deliveries.take("test") == ()
+    sound(path)
+
+
+async def test_a_key_with_a_long_backlog_hides_no_other_from_takers(path: Path) -> None:
+    """INV-13: whatever waits behind its first delivery."""
+    async with serving(path) as runtime:
+        for number in range(600):
+            await runtime.post(KEY, f"{number}", reply_to=CHAT)
+        await runtime.post("test:dm:2", "hello", reply_to="chat-2")
+        assert [d.key for d in await runtime.deliveries.take("test")] == [KEY, "test:dm:2"]
+        assert [d.key for d in await runtime.deliveries.take("test")] == []
+
+
+async def test_whoever_joined_behind_the_last_word_gets_it_as_well(path: Path) -> None:
+    """A message that was steered in from another place, behind what was said on the way."""
+    said, go_on = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> None:
+        await turn.say("the answer")
+        said.set()
+        await go_on.wait()
+        await turn.steering()
+
+    async with serving(path, agent) as runtime:
+        first = await runtime.submit(KEY, HELLO)
+        await said.wait()
+        await runtime.submit(KEY, Inbound("me too", reply_to="chat-2"), busy="steer")
+        go_on.set()
+        assert (await first.reply()).text == "the answer"
+        posted = [(d.target["to"], d.kind) for d in reversed(await runtime.deliveries.list())]
+        assert posted == [(CHAT, "interim"), ("chat-2", "reply")]
+    sound(path)
+
+
+async def test_a_long_post_with_an_id_is_made_once(path: Path) -> None:
+    async with serving(path) as runtime:
+        text = "x" * 600_000
+        first = await runtime.post(KEY, text, id="p")
+        assert (await runtime.post(KEY, text, id="p")).id == first.id
+        assert first.body["cut"] is True

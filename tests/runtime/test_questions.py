@@ -551,7 +551,7 @@ async def _crash() -> None:
     raise RuntimeError("planted")
 
 
-# The pause -----------------------------------------------------------------------------------------
+# The pause ---------------------------------------------------------------------------------------
 
 
 async def test_a_turn_with_two_questions_goes_on_with_all_of_its_time(
@@ -588,7 +588,7 @@ async def test_an_agent_that_gives_up_asking_runs_on_as_before(
     """Its own time-out withdraws the question; slot and deadline are back, storage says so."""
     gave_up, go_on = trio.Event(), trio.Event()
 
-    async def agent(turn: Turn) -> str:
+    async def agent(turn: Turn) -> None:
         with trio.move_on_after(5):
             await turn.ask_user("may I?")
         gave_up.set()
@@ -596,7 +596,6 @@ async def test_an_agent_that_gives_up_asking_runs_on_as_before(
         with trio.move_on_after(5):
             await turn.ask_user("may I?")
         await trio.sleep_forever()
-        return "never"
 
     settings = Settings(sessions=SessionSettings(turn_deadline_s=60, interrupt_grace_s=1))
     async with inline(path, agent, settings) as runtime:

@@ -11,6 +11,7 @@ import trio.testing
 from onepen import InvalidContentError, MissingError, SessionSettings, Settings, Subscription
 
 from ..contract.agents import LONG, sound
+from ..contract.test_f_outcomes import write_beside
 from .scripted import inline, serving, until
 
 if TYPE_CHECKING:
@@ -252,3 +253,61 @@ async def test_a_session_that_somebody_follows_is_not_evicted(path: Path) -> Non
             got = await collect(events) + await collect(events)
         assert len({event.position[0] for event in got}) == 1
         await until(lambda: directory.evict_idle() == 1)
+
+
+async def test_whoever_was_dropped_comes_back_behind_what_it_got(path: Path) -> None:
+    """The last event says where: what it was too slow for is a gap, or still there."""
+    async with serving(path) as runtime:
+        async with runtime.events(KEY) as whole, runtime.events(KEY) as slow:
+            slow._size_max = 3  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+            await runtime.ask(KEY, "one")
+            everything = await collect(whole)
+            got = [event async for event in slow]
+        assert [event.kind for event in got][-1] == "dropped"
+        assert got[:-1] == everything[:3]
+        async with runtime.events(KEY, after=got[-1].position) as events:
+            assert await collect(events) == everything[3:]
+
+
+async def test_what_was_shown_and_can_not_be_stored_is_withdrawn(path: Path) -> None:
+    """And a piece that is no text is never shown."""
+
+    async def agent(turn: Turn) -> str:
+        async with turn.streaming() as out:
+            await out.write("fine")
+            for bad in ("half \ud800", 5):
+                with pytest.raises(InvalidContentError):
+                    await out.write(bad)  # type: ignore[arg-type]
+        with pytest.raises(InvalidContentError):
+            async with turn.streaming() as out:
+                for _ in range(3):
+                    await out.write("x" * 500_000)
+        return "ok"
+
+    async with serving(path, agent) as runtime, runtime.events(KEY) as events:
+        await runtime.submit(KEY, "go")
+        got = await collect(events)
+        (withdrawn,) = [event for event in got if event.kind == "message.withdrawn"]
+        large = [e.uid for e in got if e.kind == "message.delta" and "x" in str(e.text)]
+        assert {withdrawn.uid} == set(large)
+        assert next(e.text for e in got if e.kind == "message.delta") == "fine"
+        assert got[-1].text == "ok"
+    sound(path)
+
+
+async def test_rows_that_were_refused_are_withdrawn(path: Path) -> None:
+    """INV-4: somebody else wrote to the session; what stands behind it does not hold."""
+
+    async def agent(turn: Turn) -> None:
+        await write_beside(runtime, turn.session_id)
+        await turn.append("never stored")
+        await trio.sleep_forever()
+
+    async with serving(path, agent) as runtime, runtime.events(KEY) as events:
+        await runtime.submit(KEY, "go")
+        got = await collect(events)
+        withdrawn = [e.message.text for e in got if e.kind == "message.withdrawn" and e.message]
+        assert withdrawn == ["never stored"]
+        assert got[-1].outcome is not None
+        assert got[-1].outcome.cause == "storage"
+    sound(path)

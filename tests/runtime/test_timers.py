@@ -302,3 +302,76 @@ async def test_many_timers_that_are_due_at_once_all_fire(
             nursery.start_soon(follow, runtime, number)
     assert query(path, "SELECT count(*) FROM turns WHERE state = 'ended'") == [(200,)]
     sound(path)
+
+
+# What a review found -----------------------------------------------------------------------------
+
+
+async def test_a_full_key_with_many_timers_holds_up_nobody_else(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: more of them than anybody looks at in one round."""
+    held, clock = Held("other"), LoopClock()
+    settings = Settings(sessions=SessionSettings(waiting_per_key_max=1))
+    async with inline(path, held, settings=settings, clock=clock) as runtime:
+        await runtime.submit(KEY, "busy")
+        await held.begun["busy"].wait()
+        await runtime.submit(KEY, "waits")
+        for number in range(100):
+            await runtime.submit(KEY, f"tick {number}", at=in_s(clock, 1))
+        other = await runtime.submit("test:dm:2", "other", at=in_s(clock, 2))
+        start = trio.current_time()
+        assert (await other.reply()).text == "re other"
+        assert trio.current_time() - start < 3
+        for event in ("busy", "waits", *(f"tick {number}" for number in range(100))):
+            held.go_on[event].set()
+        await until(
+            lambda: query(path, "SELECT count(*) FROM timers WHERE state = 'set'") == [(0,)]
+        )
+    sound(path)
+
+
+async def test_what_a_timer_says_may_come_in_any_order_of_members(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A7: it is stored in one, and asked for again in another, before and after it fired."""
+    clock = LoopClock()
+    async with inline(path, clock=clock) as runtime:
+        due = in_s(clock, 5)
+        one = Inbound("x", id="a", reply_to={"b": 1, "a": 2}, meta={"z": 1, "y": {"d": 1, "c": 2}})
+        two = Inbound("x", id="a", reply_to={"a": 2, "b": 1}, meta={"y": {"c": 2, "d": 1}, "z": 1})
+        first = await runtime.submit(KEY, one, at=due)
+        for _ in range(2):
+            again = await runtime.submit(KEY, two, at=due)
+            assert again.turn_id == first.turn_id
+            await first.reply()
+    sound(path)
+
+
+async def test_a_timer_that_is_set_by_several_at_once_is_one(path: Path) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=0.2)
+    turns: list[str] = []
+
+    async with serving(path) as runtime:
+
+        async def submit() -> None:
+            submission = await runtime.submit(KEY, Inbound("tick", id="t"), at=at)
+            turns.append((await submission.reply()).turn_id)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(submit)
+        assert len(turns) == 5
+        assert len(set(turns)) == 1
+        assert await texts(runtime, KEY) == ["tick", "re tick"]
+    sound(path)
+
+
+async def test_a_timer_that_was_cancelled_is_not_set_again_under_its_id(path: Path) -> None:
+    async with serving(path) as runtime:
+        at = datetime.now(UTC) + timedelta(hours=1)
+        timer = await runtime.submit(KEY, Inbound("tick", id="t"), at=at)
+        assert timer.timer_id is not None
+        await runtime.timers.cancel(timer.timer_id)
+        with pytest.raises(ConflictError):
+            await runtime.submit(KEY, Inbound("tick", id="t"), at=at)

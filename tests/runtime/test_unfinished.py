@@ -19,9 +19,10 @@ from onepen import (
     SourcePolicy,
     open_runtime,
 )
+from onepen.actors.retention import prune_inbox
 
-from ..contract.agents import query, snapshot, sound, stored, texts
-from .scripted import Held, LoopClock, echo, inline, serving
+from ..contract.agents import call, problems, query, snapshot, sound, stored, texts
+from .scripted import Held, LoopClock, echo, inline, serving, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -313,3 +314,89 @@ async def test_a_policy_that_can_not_be_kept_is_refused_before_anything_is_start
 
 def query_if_there(path: Path) -> list[Any]:
     return query(path, "SELECT 1 FROM routes") if path.exists() else []
+
+
+# What a review found -----------------------------------------------------------------------------
+
+
+async def test_a_cut_turn_that_waits_to_be_resumed_is_cancelled_as_a_whole(path: Path) -> None:
+    """A10: its open call gets a result, its effect is unknown; whether it runs again or waits."""
+
+    async def first(turn: Turn) -> None:
+        await turn.append(call("c1"))
+        await turn.effect(trio.sleep_forever, key="pay")
+
+    keys = (KEY, "test:dm:2")
+    async with open_runtime(path, agent=first) as runtime:
+        for key in keys:
+            await runtime.submit(key, Inbound("cut", id=key, reply_to="chat-1"))
+        await until(lambda: query(path, "SELECT count(*) FROM effects") == [(2,)])
+        left = snapshot(path, path.with_name("left.db"))
+    held = Held()
+    settings = Settings(sessions=SessionSettings(recovery="resume", turns_running_max=1))
+    async with serving(left, held, settings=settings) as runtime:
+        await held.begun["cut"].wait()  # one of them has the only slot, the other waits for it
+        for turn in reversed(await runtime.turns.list()):
+            assert await runtime.turns.cancel(turn.id)
+        await until(lambda: query(left, "SELECT 1 FROM turns WHERE state <> 'ended'") == [])
+        for key in keys:
+            assert problems(await stored(runtime, key)) == []
+        assert len(held.order) == 1
+        states = query(left, "SELECT DISTINCT state FROM effects")
+        assert states == [("unknown",)]
+        assert runtime.statistics().slots.running == 0
+    sound(left)
+
+
+async def test_a_dead_letter_knows_whom_it_answers_for_as_long_as_it_is_open(path: Path) -> None:
+    """A7: whatever else is forgotten by then; and each of its messages is said again."""
+    inbound = Inbound("poison", id="u1", reply_to="chat-1", user="ann")
+    for number in range(3):
+        path = await kill(path, number, "mark", inbound)
+    async with serving(path) as runtime:
+        (letter,) = await runtime.dead_letters.list()
+        surroundings = runtime._surroundings  # pyright: ignore[reportPrivateUsage]
+        clock = LoopClock()
+        clock.ahead_s = 10**9
+        assert await prune_inbox(surroundings.writer, clock, SessionSettings()) is None
+        retried = await runtime.dead_letters.retry(letter.turn_id)
+        await retried.reply()
+        last = (await runtime.deliveries.list())[0]
+        assert (last.text, last.target) == ("re poison", {"to": "chat-1"})
+    sound(path)
+
+
+async def test_a_dead_letter_of_several_messages_answers_every_place(path: Path) -> None:
+    """They come in apart, as they were said, in one turn."""
+    began, poison = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        if turn.text == "slow":
+            began.set()
+            await poison.wait()
+        elif "a" in turn.text and not calm:
+            poison.set()
+            await trio.sleep_forever()
+        return f"re {turn.text}"
+
+    calm = False
+    settings = Settings(sessions=SessionSettings(turn_tries_max=1))
+    async with open_runtime(path, agent=agent, settings=settings) as runtime:
+        await runtime.submit(KEY, "slow")
+        await began.wait()
+        for text, place in (("a", "chat-1"), ("b", "chat-2")):
+            inbound = Inbound(text, id=text, reply_to=place, user=place)
+            await runtime.submit(KEY, inbound, busy="collect")
+        poison.set()
+        await until(lambda: query(path, "SELECT count(*) FROM turns WHERE attempt = 1") == [(2,)])
+        left = snapshot(path, path.with_name("left.db"))
+    calm = True
+    async with serving(left, agent, settings=settings) as runtime:
+        (letter,) = await runtime.dead_letters.list()
+        retried = await runtime.dead_letters.retry(letter.turn_id)
+        assert (await retried.reply()).text == "re a\nb"
+        said = [row.user for row in await stored(runtime, KEY) if row.turn_id == retried.turn_id]
+        assert said[:2] == ["chat-1", "chat-2"]
+        replies = [d.target["to"] for d in await runtime.deliveries.list() if d.text == "re a\nb"]
+        assert sorted(replies) == ["chat-1", "chat-2"]
+    sound(left)
