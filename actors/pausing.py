@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..storage.commands import AnyCommand
     from ..storage.identity import SessionKey
     from ..storage.records import Question
+    from .running import RunningTurn
     from .session import Session
-    from .turning import RunningTurn
 
 logger = logging.getLogger(__name__)
 

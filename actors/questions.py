@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ..storage.units import Receipt
     from .line import Settle
     from .mailbox import Answer
+    from .running import RunningTurn
     from .session import Session
-    from .turning import RunningTurn
 
 _TIMEOUT_S_MAX = 366 * 24 * 3600.0
 _CHOICES_MAX = 100

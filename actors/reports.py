@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from ..storage.identity import SessionId
     from ..storage.records import Draft, ToolCall, TurnOutcome
+    from .running import RunningTurn
     from .session import Session
-    from .turning import RunningTurn
 
 logger = logging.getLogger(__name__)
 

@@ -42,10 +42,10 @@ from .mailbox import Answer, MailboxClosedError, run_actor
 from .messages import user_draft
 from .recovery import Parked, taking
 from .repeats import Accepting
+from .running import RunningTurn
 from .scribe import Scribe, ScribeEvents
 from .slots import Claim
 from .turn import Turn
-from .turning import RunningTurn
 from .warm import AgentSlot, SessionInfo
 
 if TYPE_CHECKING:

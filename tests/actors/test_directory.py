@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from onepen import Reply, Runtime
     from onepen.actors.directory import Directory
-    from onepen.actors.turning import RunningTurn
+    from onepen.actors.running import RunningTurn
 
 KEY, OTHER = "test:1", "test:2"
 

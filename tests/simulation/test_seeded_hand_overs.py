@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 from msgspec.structs import replace
 
-from onepen.actors import effects, recovery, turning
+from onepen.actors import effects, ending, recovery
 from onepen.actors.courier import Courier
 from onepen.actors.effects import Effects
 from onepen.actors.outbox import posting
@@ -68,7 +68,7 @@ def every_power_cut(program: Program) -> None:
 
 
 def the_reply_is_posted_behind_the_end() -> AbstractContextManager[object]:
-    releasing = turning._releasing
+    releasing = ending._releasing
 
     def later(session: Any, running: Any, outcome: Any) -> Any:
         received = releasing(session, running, outcome)
@@ -86,7 +86,7 @@ def the_reply_is_posted_behind_the_end() -> AbstractContextManager[object]:
     def nothing(*_: object, **__: object) -> tuple[()]:
         return ()
 
-    return patch.multiple(turning, posting=nothing, _releasing=later)
+    return patch.multiple(ending, posting=nothing, _releasing=later)
 
 
 def what_was_sent_is_not_marked() -> AbstractContextManager[object]:
@@ -136,7 +136,7 @@ def a_question_outlives_its_turn() -> AbstractContextManager[object]:
     def nothing(*_: object) -> tuple[()]:
         return ()
 
-    return patch.object(turning, "withdrawing", nothing)
+    return patch.object(ending, "withdrawing", nothing)
 
 
 def a_turn_that_was_cut_does_not_know_whom_it_answers() -> AbstractContextManager[object]:
