@@ -321,6 +321,26 @@ class NewerSchemaError(OpenError):
         self.known = known
 
 
+class OlderSchemaError(OpenError):
+    """The file was written by an older onepen, and nobody has brought it up to date yet."""
+
+    def __init__(self, path: str, stored: int, known: int) -> None:
+        super().__init__(
+            path,
+            f"its schema is version {stored}, this onepen reads version {known}",
+            hint="open it once for writing, for example with `onepen doctor --repair`",
+        )
+        self.stored = stored
+        self.known = known
+
+
+class MissingFileError(OpenError):
+    """There is no such file, and whoever only reads makes none."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "there is no such file", hint="check the path")
+
+
 class NetworkFileSystemError(OpenError):
     """SQLite's locks and syncs can't be trusted on a network file system."""
 

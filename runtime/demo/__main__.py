@@ -24,14 +24,14 @@ import msgspec
 import trio
 from rich.console import Console
 
+from ..display import display_on
 from .account import account, at_the_kill, table_of, wrong_in
-from .display import display_on
 from .gateway import Script, serve
 from .stored import look
 from .told import Teller, Told
 
 if TYPE_CHECKING:
-    from .display import Display
+    from ..display import Display
     from .stored import Stored
     from .told import Line
 

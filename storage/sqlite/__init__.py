@@ -1,5 +1,6 @@
 """The SQLite engine, through apsw."""
 
 from .engine import SqliteEngine, open_sqlite
+from .onlooker import Onlooker, open_onlooker
 
-__all__ = ["SqliteEngine", "open_sqlite"]
+__all__ = ["Onlooker", "SqliteEngine", "open_onlooker", "open_sqlite"]

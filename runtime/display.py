@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: bars on a terminal, plain lines everywhere else.
+"""What a person sees while something long runs: bars on a terminal, plain lines everywhere else.
 
 Owns the screen until the verdict. Keeps: one stage at a time, and each of them is seen to begin
 and to end. Must never decide anything: it is given finished words and numbers.
