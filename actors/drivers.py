@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .tickets import Ticket
 
 TicketT = TypeVar("TicketT")
+_QUIET_S = 0.05  # a conversation's next message often comes at once, and should not find us busy
 
 
 class Progress(Struct, Generic[TicketT], frozen=True, gc=False):
@@ -90,7 +91,7 @@ class ThreadDriver:
         self._clock = clock
         self._backoff = _Backoff(*backoff)
         self._intake = intake
-        self._stopping = False
+        self._stopping = self._quiet = False
         self._abandoned = threading.Event()
         self._ending = threading.Lock()  # the thread's last step against being left behind
         self._finished = self._left_behind = False
@@ -151,8 +152,9 @@ class ThreadDriver:
                 if self._stopping:
                     return
                 self._look_after_upkeep(idle=True)
-                if not pen.take(wait_s=None):
+                if not self._rest():
                     continue
+            self._quiet = False
             started_s = self._clock.monotonic()
             try:
                 pen.stage()
@@ -170,6 +172,19 @@ class ThreadDriver:
             self._tell(self._intake.on_progress, progress)
             self._backoff.reset()
             self._look_after_upkeep(idle=False)
+            if pen.engine.chore_due(idle=False):
+                pen.engine.chore(idle=False)
+
+    def _rest(self) -> bool:
+        """Wait for work; true if there is some. Once it is quiet, chores shorten the time."""
+        engine = self._pen.engine
+        chores = engine.chore_due(idle=True)
+        if self._pen.take(wait_s=None if not chores else 0 if self._quiet else _QUIET_S):
+            return True
+        if chores and not self._stopping:
+            self._quiet = True
+            engine.chore(idle=True)
+        return False
 
     def _look_after_upkeep(self, *, idle: bool) -> None:
         """Start upkeep beside us when it is due, and finish it once that thread is done."""
@@ -273,6 +288,8 @@ class InlineDriver:
             self._intake.on_progress(Progress(pen.resolve(), self._clock.monotonic() - started_s))
             self._backoff.reset()
             await self._point("acked")
+            if pen.engine.chore_due(idle=False):
+                pen.engine.chore(idle=False)
 
     async def _wait_for_work(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -6,16 +6,18 @@ Every call reads one snapshot, which holds all that was acknowledged before the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast, final, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, final, overload
 
 from ..storage.edge import check_count, check_integer, check_name, check_place
 from ..storage.errors import MissingError
 from ..storage.identity import SessionId, SessionKey, TurnId
+from ..storage.records import Search
+from .searching import check_search, find_page
 
 if TYPE_CHECKING:
     from ..actors.writer import WriterRef
     from ..storage.engine import Reader
-    from ..storage.records import Listed, Message, Session, Turn, UsageTotal
+    from ..storage.records import Hits, Listed, Message, Role, Session, Turn, UsageTotal
 
 
 _PAGE = 500
@@ -180,6 +182,51 @@ class Sessions:
             return tuple(messages)
 
         return await self._writer.read(look)
+
+    async def search(
+        self,
+        text: str,
+        *,
+        order: Literal["rank", "newest"] = "rank",
+        session_id: str | None = None,
+        key: str | None = None,
+        source: str | None = None,
+        user: str | None = None,
+        role: Role | None = None,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        active: bool = False,
+        limit: int = 20,
+        after: tuple[int, int, int] | None = None,
+        around: int = 0,
+        marks: tuple[str, str] = ("«", "»"),
+    ) -> Hits:
+        """Messages that hold the words of a text; all that are acknowledged are looked at.
+
+        Any text is a query: plain words must all be there, `"a phrase"` in a row, `begin*` begins
+        a word, `-word` must not be there, `OR` is either. By rank what is not indexed yet comes
+        first; `newest` is the last that was stored first. `around` brings so many messages on
+        either side of each hit. `after` is the `next` of the page before; there may be a next page
+        behind one that is short.
+        """
+        search = Search(
+            text=text,
+            order=order,
+            session_id=None if session_id is None else SessionId(session_id),
+            key=None if key is None else SessionKey(key),
+            source=source,
+            user=user,
+            role=role,
+            since_ms=since_ms,
+            until_ms=until_ms,
+            active=active,
+            limit=limit,
+            after=after,
+            around=around,
+            marks=marks,
+        )
+        check_search(search)
+        return await find_page(self._writer.read, search)
 
     async def turn(self, turn_id: str) -> Turn:
         """What is stored of a turn. Raises `MissingError`."""

@@ -28,6 +28,7 @@ holds anything that the engine would have to make up: ids, times and seqs are gi
 | (blob id, index)               | PutChunk, SealBlob, DropBlob                                    |
 | name                           | SetMark                                                         |
 | ("inbox", aspect, version)     | PruneInbox                                                      |
+| ("search", aspect, version)    | RebuildSearch                                                   |
 """
 
 from __future__ import annotations
@@ -524,6 +525,13 @@ class SetMark(Command, frozen=True, kw_only=True):
     value: str
 
 
+class RebuildSearch(Command, frozen=True, kw_only=True):
+    """The search index is emptied and made again, in slices."""
+
+    replaces: int
+    at_ms: int
+
+
 AnyCommand: TypeAlias = (
     OpenIncarnation
     | SetRoute
@@ -567,4 +575,5 @@ AnyCommand: TypeAlias = (
     | SealBlob
     | DropBlob
     | SetMark
+    | RebuildSearch
 )

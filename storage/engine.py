@@ -34,11 +34,13 @@ if TYPE_CHECKING:
         DeliveryState,
         Effect,
         Found,
+        Hits,
         InboxEntry,
         Listed,
         Message,
         Question,
         Route,
+        Search,
         Session,
         Timer,
         Turn,
@@ -63,6 +65,12 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     readers_max: int = 4
     """Read connections that may be open at once."""
 
+    search_tail_rows_max: int = 1_000
+    """So many new messages may wait until there is nothing else to do before they are indexed.
+
+    Searches read them one by one, so that what was acknowledged is found at once.
+    """
+
     wal_pages_checkpoint: int = 1_000
     """From this size on the log is copied into the database file when there is nothing else to
     do.
@@ -81,6 +89,10 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     careful_batches: int
     reopenings: int
     wal_pages: int
+    search_tail: int
+    """New messages that searches read one by one, because they are not indexed yet."""
+    search_damage: str | None
+    """Why the search index is not used; `None` while it is."""
 
 
 class Reader(Protocol):
@@ -154,6 +166,17 @@ class Reader(Protocol):
         ...
 
     def revision(self, session_id: SessionId) -> int: ...
+
+    # Search
+    def search(self, search: Search) -> Hits:
+        """One page of what is found: each message once, all that are acknowledged, none that were
+        rewound or erased.
+        """
+        ...
+
+    def search_rebuilds(self) -> int:
+        """How often a new search index was asked for: what `RebuildSearch` replaces."""
+        ...
 
     # Work
     def turn(self, turn_id: TurnId) -> Turn | None: ...
@@ -277,6 +300,17 @@ class Engine(Protocol):
 
     def maintain(self, *, idle: bool) -> bool:
         """All of it on one thread, if it is due; false when there was nothing to do."""
+        ...
+
+    def chore_due(self, *, idle: bool) -> bool:
+        """Whether a piece of derived work waits; when idle, also what could wait longer."""
+        ...
+
+    def chore(self, *, idle: bool) -> None:
+        """Do one of them: a few milliseconds, a transaction of its own.
+
+        Raises nothing. Where its commit leaves doubts, the next batch is told to recover first.
+        """
         ...
 
     def statistics(self) -> EngineStatistics: ...

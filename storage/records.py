@@ -214,6 +214,70 @@ class Found(Record, frozen=True, kw_only=True):
     next: tuple[int, int] | None = None
 
 
+# Search ------------------------------------------------------------------------------------------
+
+
+class Search(Record, frozen=True, kw_only=True):
+    """What is looked for, where, and in which order.
+
+    Filters narrow it down: a session, all sessions of a key or of a source, those of a user (or
+    what a user said in others), a role, a span of time; `active` leaves out what a summary stands
+    for. `around` is how many messages come along on either side of a hit.
+    """
+
+    text: str
+    order: Literal["rank", "newest"] = "rank"
+    session_id: SessionId | None = None
+    key: SessionKey | None = None
+    source: str | None = None
+    user: str | None = None
+    role: Role | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    active: bool = False
+    limit: int = 20
+    after: tuple[int, int, int] | None = None
+    around: int = 0
+    marks: tuple[str, str] = ("«", "»")
+
+
+class Hit(Record, frozen=True, kw_only=True):
+    """A message that was found, and enough around it to recognise it."""
+
+    message: Message
+    key: SessionKey
+    source: str
+    title: str | None = None
+    snippet: str = ""
+    before: tuple[Message, ...] = ()
+    after: tuple[Message, ...] = ()
+
+    @property
+    def session_id(self) -> SessionId:
+        return self.message.session_id
+
+    @property
+    def uid(self) -> Uid:
+        return self.message.uid
+
+    @property
+    def text(self) -> str:
+        return self.message.text or ""
+
+
+class Hits(Record, frozen=True, kw_only=True):
+    """One page of a search, and where the next one begins (`None` when everything was looked at).
+
+    `index` says how it was searched: `ready`; `building`, when older messages are not indexed yet
+    and are read one by one, behind those that are; `damaged`, when all are. A page may hold fewer
+    hits than were asked for, or none, and there may be more behind it all the same.
+    """
+
+    hits: tuple[Hit, ...]
+    next: tuple[int, int, int] | None = None
+    index: Literal["ready", "building", "damaged"] = "ready"
+
+
 # Turns and what surrounds them -------------------------------------------------------------------
 
 

@@ -216,7 +216,7 @@ def check_database(path: str | os.PathLike[str]) -> list[Violation]:
 
 
 def check_connection(db: apsw.Connection) -> list[Violation]:
-    """The same, of an open connection's snapshot."""
+    """The same, of an open connection's snapshot. What is derived, search, is left out."""
     check_ours(db, db.filename)
     found = [
         Violation("integrity_check", str(row[0]))
@@ -245,7 +245,8 @@ def dump_connection(db: apsw.Connection) -> Dump:
     version = (db.pragma("user_version"), db.pragma("application_id"), db.pragma("auto_vacuum"))
     tables: list[Any] = db.execute(
         "SELECT name, (SELECT count(*) FROM pragma_table_info(name)) FROM sqlite_schema "
-        "WHERE type = 'table' AND name NOT LIKE 'sqlite_stat%' ORDER BY name"
+        "WHERE type = 'table' AND name NOT LIKE 'sqlite_stat%' AND name NOT LIKE 'search_%' "
+        "ORDER BY name"
     ).fetchall()
     dump: dict[str, tuple[tuple[Any, ...], ...]] = {"": (version,)}
     for name, width in tables:

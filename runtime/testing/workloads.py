@@ -456,6 +456,7 @@ def _blobs() -> list[Workload]:
         _single("seal_blob", (*before, put), seal),
         _single("drop_blob", (*before, put, seal), dropped),
         _single("set_mark", before, Unit((c.SetMark(name="moved", value="yes"),))),
+        _single("rebuild_search", before, Unit((c.RebuildSearch(replaces=0, at_ms=START_MS),))),
     ]
 
 

@@ -43,6 +43,7 @@ from . import (
     exchange,
     rewinding,
     schema,
+    search_index,
     sessions,
     transcript,
     turns,
@@ -50,6 +51,7 @@ from . import (
 from .guards import check_guards
 from .place import Place, take_place
 from .readers import Readers
+from .search_index import SearchIndex
 from .transaction import Refusal, Transaction
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ HANDLERS: Handlers = {
     **turns.HANDLERS,
     **exchange.HANDLERS,
     **blobs.HANDLERS,
+    **search_index.HANDLERS,
 }
 
 # Errors that concern one unit, not the disk. Everything else of apsw's makes the batch unknown.
@@ -176,6 +179,7 @@ class SqliteEngine:
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self._move_epoch()
         self._transaction = Transaction(self._db)
+        self._search = SearchIndex(self._db, self._epoch, self._settings)
         self._data_version: Any = self._db.pragma("data_version")
         self._broken = False
         self._readers.resume()
@@ -273,6 +277,9 @@ class SqliteEngine:
         self._commit_seq = self._transaction.commit_seq
         self._route_writes += self._transaction.route_writes
         self._transaction.route_writes = 0
+        if self._transaction.search_renewed:
+            self._search.reload()
+        self._search.batch_done(self._transaction.rows)
         self._transaction.trim()
 
     def _apply_together(self, tx: Transaction, units: Sequence[Unit]) -> list[Durable | Refused]:
@@ -418,11 +425,39 @@ class SqliteEngine:
         self._wal_pages = 0  # the next commit tells how long the log is
 
     def maintain(self, *, idle: bool) -> bool:
-        if not self.upkeep_due(idle=idle):
+        upkeep, chore = self.upkeep_due(idle=idle), self.chore_due(idle=idle)
+        if upkeep:
+            self.upkeep()
+            self.finish_upkeep()
+        if chore:
+            self.chore(idle=idle)
+        return upkeep or chore
+
+    def chore_due(self, *, idle: bool) -> bool:
+        if self._db is None or self._broken:
             return False
-        self.upkeep()
-        self.finish_upkeep()
+        try:
+            return self._search.due(idle=idle) and self._has_space()
+        except apsw.Error as error:  # a disk that can't be read says so to the next batch
+            logger.warning("looking for something to index failed: %s", error)
+            return False
+
+    def _has_space(self) -> bool:
+        try:
+            self._check_space()
+        except StorageError:
+            return False
         return True
+
+    def chore(self, *, idle: bool) -> None:
+        try:
+            self._search.slice(idle=idle)
+        except Exception as error:
+            # Nothing may be committed on top of a commit that may or may not be there: the next
+            # batch finds the engine broken, and whoever drives it recovers.
+            logger.warning("whether an index slice is stored can't be told: %s", error)
+            self._broken = True
+            self._roll_back()
 
     @property
     def durable(self) -> bool:
@@ -443,6 +478,8 @@ class SqliteEngine:
             careful_batches=self._careful_batches,
             reopenings=self._reopenings,
             wal_pages=self._wal_pages,
+            search_tail=self._search.tail,
+            search_damage=self._search.damage,
         )
 
     def _close_connection(self) -> None:

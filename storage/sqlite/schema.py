@@ -302,7 +302,44 @@ CREATE INDEX deliveries_key ON deliveries (key, n);
 CREATE INDEX deliveries_left ON deliveries (n) WHERE state IN ('failed', 'unknown');
 """
 
-MIGRATIONS: tuple[str, ...] = (_INITIAL, _HAND_OVERS)
+# Search is derived from `messages`: which rows are indexed is a range that grows at both ends, and
+# whatever changes a row inside it leaves its number behind, so that no command can forget to.
+SEARCH_INDEX = """
+CREATE VIRTUAL TABLE IF NOT EXISTS search_index USING fts5 (
+  text, facets, content = '', contentless_delete = 1, tokenize = 'ascii'
+);"""
+# Pieces are merged by us, in small steps: by itself it would take its time in one of our slices.
+SEARCH_CONFIG = """
+INSERT INTO search_index (search_index, rank) VALUES ('automerge', 0);
+INSERT INTO search_index (search_index, rank) VALUES ('crisismerge', 1999);
+INSERT INTO search_index (search_index, rank) VALUES ('rank', 'bm25(1.0, 0.0)');
+"""
+_SEARCH = f"""{SEARCH_INDEX}
+{SEARCH_CONFIG}
+CREATE TABLE search_state (
+  one          INTEGER PRIMARY KEY CHECK (one = 1),
+  first_n      INTEGER NOT NULL,      -- messages from here ...
+  last_n       INTEGER NOT NULL,      -- ... up to here are indexed
+  edition      TEXT NOT NULL,         -- of the tokeniser that made the words
+  phase        TEXT NOT NULL CHECK (phase IN ('ready', 'clearing')),
+  scrub        INTEGER NOT NULL       -- 1: what was deleted is still in the index's old pages
+) STRICT;
+INSERT INTO search_state SELECT 1, coalesce(max(n), 0) + 1, coalesce(max(n), 0), '', 'ready', 0
+  FROM messages;
+CREATE TABLE search_changes (
+  n            INTEGER PRIMARY KEY    -- messages.n of a row whose entry is to be made again
+) STRICT;
+CREATE TRIGGER messages_changed AFTER UPDATE OF state, carried, kind ON messages
+  WHEN ((old.state = 2) <> (new.state = 2) OR old.carried <> new.carried OR old.kind <> new.kind)
+    AND EXISTS (SELECT 1 FROM search_state WHERE old.n BETWEEN first_n AND last_n)
+  BEGIN INSERT OR IGNORE INTO search_changes VALUES (old.n); END;
+CREATE TRIGGER messages_gone AFTER DELETE ON messages
+  WHEN old.carried = 0
+    AND EXISTS (SELECT 1 FROM search_state WHERE old.n BETWEEN first_n AND last_n)
+  BEGIN INSERT OR IGNORE INTO search_changes VALUES (old.n); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_INITIAL, _HAND_OVERS, _SEARCH)
 VERSION = len(MIGRATIONS)
 
 

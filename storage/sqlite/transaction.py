@@ -178,6 +178,8 @@ class Transaction:
         self._heads: dict[SessionId, SessionState] = {}
         self._revised: set[SessionId] = set()
         self.changes = 0
+        self.rows = 0
+        self.search_renewed = False
         self.commit_seq = 0
         self.route_writes = 0
 
@@ -265,6 +267,7 @@ class Transaction:
     def add_message(self, row: tuple[SQLiteValue, ...]) -> None:
         """A message row, written at the latest when the batch ends."""
         self.changes += 1
+        self.rows += 1
         self._rows.append(row)
 
     def touch(self, session: SessionState, at_ms: int | None = None) -> None:
@@ -392,12 +395,15 @@ class Transaction:
         self._sessions.clear()
         self._turns.clear()
         self._absent.clear()
+        self.search_renewed = False
         self._rows.clear()
         self._dirty.clear()
         self._heads.clear()
 
     def trim(self) -> None:
         """Between batches: keep the cache bounded."""
+        self.rows = 0
+        self.search_renewed = False
         for cache in (self._routes, self._sessions, self._turns):
             if len(cache) > CACHE_SIZE_MAX:
                 cache.clear()

@@ -21,6 +21,7 @@ from ..records import (
     Session,
     Tokens,
 )
+from .search_views import SearchViews
 from .transcript_views import TranscriptViews
 from .work_views import WorkViews
 
@@ -110,7 +111,7 @@ def _mended_session_of(row: tuple[Any, ...]) -> Session:
         return _session_of(tuple(readable))
 
 
-class SqliteReader(TranscriptViews, WorkViews):
+class SqliteReader(TranscriptViews, SearchViews, WorkViews):
     """One snapshot of the database."""
 
     # Sessions --------------------------------------------------------------------------------

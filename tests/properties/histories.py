@@ -584,6 +584,9 @@ class Author:
         return Unit(self._one(((put,), (put, seal), (seal,), (drop,))))
 
     def mark(self) -> Unit | None:
+        if self._one((True, False, False)):
+            rebuilds = self.model.state.rebuilds
+            return Unit((c.RebuildSearch(replaces=rebuilds, at_ms=self._at()),))
         return Unit((c.SetMark(name=self._one("ab"), value=self._one("xy")),))
 
 

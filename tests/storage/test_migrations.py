@@ -523,7 +523,7 @@ def _version_behind(db: apsw.Connection, path: str, now_ms: int) -> int:
     with db:
         db.execute(SECOND)
     db.pragma("user_version", 2)
-    return 1
+    return MIGRATE(db, path, now_ms)
 
 
 def _statement_by_statement(db: apsw.Connection, path: str, now_ms: int) -> int:
@@ -531,14 +531,17 @@ def _statement_by_statement(db: apsw.Connection, path: str, now_ms: int) -> int:
     if schema.check_ours(db, path) == 1:
         db.pragma("user_version", 2)
         db.execute(SECOND)
-    return 1
+    return MIGRATE(db, path, now_ms)
 
 
 def _version_forgotten(db: apsw.Connection, path: str, now_ms: int) -> int:
     """The version is not moved at all."""
     with db:
-        db.execute(SECOND)
+        db.execute(";".join((SECOND, *LATER)))
     return 1
+
+
+MIGRATE = schema.migrate
 
 
 @pytest.mark.parametrize("bug", [_version_behind, _statement_by_statement, _version_forgotten])

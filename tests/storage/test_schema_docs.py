@@ -19,12 +19,16 @@ def _current() -> apsw.Connection:
 
 
 def test_every_table_and_column_is_documented_and_no_other() -> None:
-    """The page lists exactly the tables and columns of a new database, with their types."""
+    """The page lists exactly the tables and columns of a new database, with their types.
+
+    The inside of the search index is the index's own business.
+    """
     db = _current()
     tables = [
         str(name)
         for (name,) in db.execute(
-            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
+            "AND name NOT LIKE 'search_index%'"
         )
     ]
     stored = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import msgspec
 
 from ....storage.errors import AmbiguousError, MissingError
-from ....storage.records import DeliveryState, Draft
+from ....storage.records import DeliveryState, Draft, Search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,6 +44,7 @@ class Names:
     chunks: dict[Any, None] = field(default_factory=dict)
     marks: dict[Any, None] = field(default_factory=dict)
     times: dict[Any, None] = field(default_factory=dict)
+    texts: dict[Any, None] = field(default_factory=dict)
 
 
 _KIND_OF_FIELD = {
@@ -76,6 +77,7 @@ def _gather(command: Any, names: Names) -> None:
         if name in ("messages", "summary", "closing"):
             drafts = (value,) if isinstance(value, Draft) else value
             names.uids |= {draft.uid: None for draft in drafts}
+            names.texts |= {draft.text: None for draft in drafts if draft.text}
         if value is not None and name in _KIND_OF_FIELD:
             getattr(names, _KIND_OF_FIELD[name])[value] = None
     if hasattr(command, "inbound_id"):
@@ -102,7 +104,49 @@ def views_of(reader: Reader, names: Names) -> dict[str, Any]:
 
     _ask_about_sessions(reader, names, ask)
     _ask_about_work(reader, names, ask)
+    _search(reader, names, ask)
     return views
+
+
+def _search(reader: Reader, names: Names, ask: Callable[..., None]) -> None:
+    """Texts that were stored, as queries; each filter with one of them."""
+    texts = list(names.texts)[:: max(1, len(names.texts) // 5)]
+    for order in ("rank", "newest"):
+        for text in texts:
+            ask(_found(reader), text=text, order=order)
+        ask(_found(reader), text=" OR ".join(texts), order=order)
+    for text in texts[:1]:
+        for field_, values in (
+            ("session_id", names.sessions),
+            ("key", names.keys),
+            ("source", names.sources),
+            ("role", ("user", "assistant")),
+            ("since_ms", names.times),
+            ("until_ms", names.times),
+        ):
+            for value in list(values)[:2]:
+                ask(_found(reader), text=text, **{field_: value})
+        ask(_found(reader), text=text, active=True)
+    ask(reader.search_rebuilds)
+
+
+def _found(reader: Reader) -> Callable[..., Any]:
+    """All hits without their order, which is an engine's own; each message must be there once."""
+
+    def found(**options: Any) -> Any:
+        def page(after: Any) -> tuple[Iterable[Any], Any]:
+            hits = reader.search(Search(**options, limit=PAGE, after=after))
+            return hits.hits, hits.next
+
+        hits = followed(page)
+        places = sorted((hit.session_id, hit.message.seq) for hit in hits)
+        if len(set(places)) < len(places):
+            raise AssertionError(f"a message was found twice: {places}")
+        return sorted(
+            repr((_in_order(hit.message), hit.key, hit.source, hit.title)) for hit in hits
+        )
+
+    return found
 
 
 def _exact(answer: Any) -> str:

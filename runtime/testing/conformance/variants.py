@@ -85,4 +85,5 @@ VARIANTS: dict[type[c.Command], tuple[Vary, str]] = {
     c.SealBlob: (lambda x: replace(x, size_bytes=x.size_bytes + 1), "conflict"),
     c.DropBlob: (lambda x: x, "again"),
     c.SetMark: (_with(value="something else"), "conflict"),
+    c.RebuildSearch: (lambda x: replace(x, at_ms=x.at_ms + 1), "stale"),
 }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ....storage.commands import Command, EndSession, ReopenSession, Rotate, SetRoute
 from ....storage.records import Route
 from ....storage.units import Durable, Head, Refused, Unit
-from . import exchange, sessions, transcripts, work
+from . import exchange, search, sessions, transcripts, work
 from .state import RefusedByModelError, State, refuse
 from .views import ModelReader
 
@@ -32,6 +32,7 @@ COMMANDS: dict[type[Command], Any] = {
     **transcripts.COMMANDS,
     **work.COMMANDS,
     **exchange.COMMANDS,
+    **search.COMMANDS,
 }
 
 

@@ -74,6 +74,7 @@ class State:
     turns: dict[TurnId, Turn] = field(default_factory=dict)
     inbox: dict[tuple[str, str], InboxEntry] = field(default_factory=dict)
     prunings: int = 0
+    rebuilds: int = 0
     dead_letters: dict[TurnId, DeadLetter] = field(default_factory=dict)
     usage: dict[Uid, Usage] = field(default_factory=dict)
     deliveries: dict[str, Delivery] = field(default_factory=dict)

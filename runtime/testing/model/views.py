@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ....storage.errors import AmbiguousError, MissingError
 from ....storage.records import Found, Listed, Tokens, UsageTotal
+from .search import found_in
 from .sessions import tip
 from .transcripts import place, total_bytes
 
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
         Delivery,
         DeliveryState,
         Effect,
+        Hits,
         InboxEntry,
         Message,
         Question,
         Route,
+        Search,
         Session,
         Timer,
         Turn,
@@ -257,6 +260,12 @@ class ModelReader:
     def oldest_ended_inbound_ms(self) -> int | None:
         ended = (e for e in self._state.inbox.values() if self._state.forgettable(e))
         return next((e.accepted_ms for e in ended), None)
+
+    def search(self, search: Search) -> Hits:
+        return found_in(self._state, search)
+
+    def search_rebuilds(self) -> int:
+        return self._state.rebuilds
 
     def inbox_pruned_version(self) -> int:
         return self._state.prunings
