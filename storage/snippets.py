@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from .words import fold, is_cjk, words_of
+from .words import WORD_LENGTH_MAX, fold, is_cjk, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,7 @@ SNIPPET_LENGTH = 160
 MARKS = ("«", "»")
 _LOOKED_AT = 65_536  # characters; a hit behind them is shown without marks
 _CHUNK = re.compile(r"\S+")
+_BLANK = re.compile(r"\s|$")
 _EDGES = re.compile(r"^\W+|\W+$")
 
 
@@ -69,6 +70,9 @@ def _spans(text: str, terms: tuple[Term, ...]) -> Iterator[tuple[int, int]]:
     """Where the words stand that were looked for, in order and without overlap."""
     whole = {word for term in terms for word in (term.words[:-1] if term.prefix else term.words)}
     begun = tuple(term.words[-1] for term in terms if term.prefix)
+    if text.isascii() and all(len(word) < WORD_LENGTH_MAX for word in (*whole, *begun)):
+        yield from _ascii_spans(text, whole, begun)
+        return
     runs = [run for run in map(_run_of, terms) if run]
     for chunk in _CHUNK.finditer(text):
         found = chunk[0]
@@ -78,6 +82,26 @@ def _spans(text: str, terms: tuple[Term, ...]) -> Iterator[tuple[int, int]]:
         words = words_of(found)
         if any(word in whole or (begun and word.startswith(begun)) for word in words):
             yield _without_edges(found, chunk.start())
+
+
+def _ascii_spans(text: str, whole: set[str], begun: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    """The same where a word is what looks like one: most texts, and ten times as fast."""
+    words = [word for word in whole if word.isascii()]
+    words += [f"{word}[0-9a-z]*" for word in begun if word.isascii()]
+    if not words:
+        return
+    # Letters and digits only: nothing in a word is special to an expression.
+    pattern = f"(?<![0-9a-z])(?:{'|'.join(sorted(words))})(?![0-9a-z])"
+    last = 0
+    for found in re.finditer(pattern, text, re.ASCII | re.IGNORECASE):
+        if found.start() < last:
+            continue  # of the same chunk
+        first = found.start()
+        while first > last and not text[first - 1].isspace():
+            first -= 1
+        end = _BLANK.search(text, found.end())
+        last = len(text) if end is None else end.start()
+        yield _without_edges(text[first:last], first)
 
 
 def _without_edges(chunk: str, start: int) -> tuple[int, int]:

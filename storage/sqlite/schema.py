@@ -312,6 +312,7 @@ CREATE VIRTUAL TABLE IF NOT EXISTS search_index USING fts5 (
 SEARCH_CONFIG = """
 INSERT INTO search_index (search_index, rank) VALUES ('automerge', 0);
 INSERT INTO search_index (search_index, rank) VALUES ('crisismerge', 1999);
+INSERT INTO search_index (search_index, rank) VALUES ('usermerge', 16);
 INSERT INTO search_index (search_index, rank) VALUES ('rank', 'bm25(1.0, 0.0)');
 """
 _SEARCH = f"""{SEARCH_INDEX}

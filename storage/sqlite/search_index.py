@@ -41,8 +41,10 @@ logger = logging.getLogger(__name__)
 _SLICE_BYTES = 256 * 1024
 _CHANGES = 128
 _PAGES = 16  # of the index, merged or cleared in one slice
-_UNMERGED_MAX = 8  # slices, before one of the busy ones merges too
-_ROWS_MIN, _ROWS_MAX = 64, 1_000
+_ROWS_PER_PAGE = 8  # what is merged along with so many new rows lasts as merging goes on
+_PIECES = 16  # that many slices leave so many pieces, and then they are merged at once: a piece of
+# the index costs a merge more than linearly
+_ROWS_MIN, _ROWS_IDLE, _ROWS_MAX = 64, 512, 1_000
 
 _decode_details = msgspec.json.Decoder(Details).decode
 
@@ -82,8 +84,8 @@ def searchable_text(text: str | None, details: str | None) -> str:
 
 
 def facet_of(session: int) -> str:
-    """The word under which all messages of a session stand."""
-    return f"s{session}"
+    """The word under which all messages of a session stand, and that no text can have in it."""
+    return f"¤{session}"
 
 
 # The command -----------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ class SearchIndex:
         self._epoch = epoch
         self._tail_max = settings.search_tail_rows_max
         self._synchronous = settings.synchronous
-        self._unmerged = 0
+        self._pieces = 0
         self._merging = False
         self._resting = False
         self._rows_last = 0
@@ -236,15 +238,17 @@ class SearchIndex:
         if self.phase == "clearing" or self._outdated:
             self._clear()
         elif not idle:
-            self._index_tail()
-            if self._unmerged > _UNMERGED_MAX:
-                self._merge()
-        elif not (self._redo_changes() or self._index_tail() or self._index_older()):
-            self._merge()
+            # As many rows as the last batch brought, and a few more: so the tail gets no longer.
+            rows = min(_ROWS_MAX, max(_ROWS_MIN, self._rows_last * 5 // 4))
+            self._index_tail(rows)
+            if self._merging:
+                self._merge(max(_PAGES, rows // _ROWS_PER_PAGE))
+        elif self._merging and not self.scrub:
+            self._merge(_PAGES)
+        elif not (self._redo_changes() or self._index_tail(_ROWS_IDLE) or self._index_older()):
+            self._merge(_PAGES)
 
-    def _index_tail(self) -> bool:
-        # As many rows as the last batch brought, and a few more: so the tail gets no longer.
-        limit = min(_ROWS_MAX, max(_ROWS_MIN, self._rows_last * 5 // 4))
+    def _index_tail(self, limit: int) -> bool:
         rows = self._within(_ROWS + "n > ? ORDER BY n LIMIT ?", (self.last_n, limit))
         if not rows:
             return False
@@ -252,21 +256,23 @@ class SearchIndex:
             self.edition = EDITION
         self._add(rows)
         self.last_n = rows[-1][0]
-        self._unmerged += 1
-        self._merging = True
+        self._piece_made()
         return True
 
     def _index_older(self) -> bool:
         if self.first_n <= 1:
             return False
-        rows = self._within(_ROWS + "n < ? ORDER BY n DESC LIMIT ?", (self.first_n, _ROWS_MIN * 4))
+        rows = self._within(_ROWS + "n < ? ORDER BY n DESC LIMIT ?", (self.first_n, _ROWS_IDLE))
         if self.last_n < self.first_n:
             self.edition = EDITION
         self._add(reversed(rows))
         self.first_n = rows[-1][0] if rows else 1
-        self._unmerged += 1
-        self._merging = True
+        self._piece_made()
         return True
+
+    def _piece_made(self) -> None:
+        self._pieces += 1
+        self._merging = self._merging or self._pieces >= _PIECES
 
     def _within(self, sql: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Rows up to the slice's bytes, and at least one."""
@@ -302,20 +308,21 @@ class SearchIndex:
             if not rows or not rows[0][-1]:
                 self.scrub = 1
             self._db.execute("DELETE FROM search_changes WHERE n = ?", (n,))
-        self._merging = self._merging or bool(numbers)
+        if numbers:
+            self._piece_made()
         return bool(numbers)
 
-    def _merge(self) -> None:
+    def _merge(self, pages: int) -> None:
         """A few pages of several pieces into one, so that a search has few pieces to look at.
 
         To get rid of what was deleted, all pieces are put into one.
         """
         before = self._db.total_changes()
-        pages = -_PAGES if self.scrub == 1 else _PAGES
         self._db.execute(
-            "INSERT INTO search_index (search_index, rank) VALUES ('merge', ?)", (pages,)
+            "INSERT INTO search_index (search_index, rank) VALUES ('merge', ?)",
+            (-pages if self.scrub == 1 else pages,),
         )
-        self._unmerged = 0
+        self._pieces = 0
         if self.scrub == 1:
             self.scrub = 2  # begun: from now on it goes on with what it has
         elif self._db.total_changes() - before < 2:

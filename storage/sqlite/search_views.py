@@ -14,6 +14,7 @@ of date shows nothing.
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -100,8 +101,7 @@ class SearchViews(Queries):
             logger.error("the search index is damaged, the messages are read instead: %s", error)
             state.distrust()
             numbers, following = find()
-        hits = tuple(self._hit(n, search, wanted) for n in numbers)
-        return Hits(hits=hits, next=following, index=state.name)
+        return Hits(hits=self._hits(numbers, search, wanted), next=following, index=state.name)
 
     def search_rebuilds(self) -> int:
         row = self._one(
@@ -110,13 +110,23 @@ class SearchViews(Queries):
         )
         return 0 if row is None else row[0]
 
-    def _hit(self, n: int, search: Search, wanted: Wanted) -> Hit:
-        (message,) = self._messages("WHERE m.n = ?", (n,))
-        row = self._one(
-            f"SELECT s.key, s.source, s.title, m.text, m.details FROM {_TABLES} WHERE m.n = ?",
-            (n,),
+    def _hits(self, numbers: list[int], search: Search, wanted: Wanted) -> tuple[Hit, ...]:
+        """What is shown of these rows, in their order."""
+        where = "m.n IN (SELECT value FROM json_each(?)) ORDER BY m.n"
+        these = (json.dumps(numbers),)
+        messages = self._messages(f"WHERE {where}", these)
+        rows = self._all(
+            "SELECT s.key, s.source, s.title, CAST(m.text AS BLOB), CAST(m.details AS BLOB) "
+            f"FROM {_TABLES} WHERE {where}",
+            these,
         )
-        assert row is not None
+        hits = {
+            n: self._hit(message, row, search, wanted)
+            for n, message, row in zip(sorted(numbers), messages, rows, strict=True)
+        }
+        return tuple(hits[n] for n in numbers)
+
+    def _hit(self, message: Message, row: tuple[Any, ...], search: Search, wanted: Wanted) -> Hit:
         before: tuple[Message, ...] = ()
         after: tuple[Message, ...] = ()
         if search.around:
@@ -130,7 +140,9 @@ class SearchViews(Queries):
             key=row[0],
             source=row[1],
             title=row[2],
-            snippet=snippet_of(searchable_text(row[3], row[4]), wanted, marks=search.marks),
+            snippet=snippet_of(
+                searchable_text(_text(row[3]), _text(row[4])), wanted, marks=search.marks
+            ),
             before=before,
             after=after,
         )
@@ -257,12 +269,13 @@ class _Finder:
 
     def _match(self) -> str:
         """The query, and the sessions that are looked at where they are few."""
-        expression = f"{{text}} : ({self._wanted.expression})"
+        expression = self._wanted.expression
         sessions = self._sessions()
         if sessions is None:
             return expression
-        facets = " OR ".join(map(facet_of, sessions)) or facet_of(0)
-        return f"({expression}) AND ({{facets}} : ({facets}))"
+        # No column is named: looking into one only would cost more than the index itself.
+        facets = " OR ".join(f'"{facet_of(session)}"' for session in sessions or (0,))
+        return f"({expression}) AND ({facets})"
 
     def _sessions(self) -> list[int] | None:
         """The sessions that the filters name, if they name a few."""
