@@ -39,6 +39,7 @@ from ..storage.records import Draft, Timer
 from .approvals import Approvals
 from .deliveries import Deliveries
 from .reading import Sessions
+from .searching import rebuild_search
 from .submission import Interruption, Submission
 from .timers import Timers, due_ms
 from .turns import DeadLetters, KeyStatus, Turns, status_of
@@ -431,6 +432,14 @@ class Runtime:
         return await self._directory.ask(checked, source_of(key), operation)
 
     # The runtime itself --------------------------------------------------------------------------
+
+    async def rebuild_search(self) -> None:
+        """Make the search index again, beside everything else that goes on.
+
+        Returns once it is asked for. Until it is done searches read the messages themselves, say
+        so (`Hits.index`) and find the same; `statistics().writer.engine` tells how far it is.
+        """
+        await rebuild_search(self._surroundings.writer, self._surroundings.clock)
 
     def statistics(self) -> RuntimeStatistics:
         surroundings = self._surroundings

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from msgspec.structs import replace
 
+from ..storage.commands import RebuildSearch
 from ..storage.edge import check_count, check_integer, check_name
-from ..storage.errors import InvalidContentError
+from ..storage.errors import InvalidContentError, StaleError
 from ..storage.records import Hits, Role, Search
+from ..storage.units import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..actors.writer import WriterRef
     from ..storage.engine import Reader
+    from ..storage.identity import Clock
 
 LIMIT_MAX = 1_000
 _AROUND_MAX = 50
@@ -86,3 +90,12 @@ async def find_page(
 
 def _search_by(search: Search) -> Callable[[Reader], Hits]:
     return lambda reader: reader.search(search)
+
+
+async def rebuild_search(writer: WriterRef, clock: Clock) -> None:
+    """Ask for a new index; if somebody else does at this moment, theirs is as new."""
+    replaces = await writer.read(lambda reader: reader.search_rebuilds())
+    try:
+        await writer.write(Unit((RebuildSearch(replaces=replaces, at_ms=clock.now()),)))
+    except StaleError:
+        return

@@ -91,6 +91,8 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     wal_pages: int
     search_tail: int
     """New messages that searches read one by one, because they are not indexed yet."""
+    search_older: int
+    """So many old messages, at most, are not in a new index yet."""
     search_damage: str | None
     """Why the search index is not used; `None` while it is."""
 

@@ -23,6 +23,8 @@ EXPORTED = {
     "Event",
     "Finalized",
     "Guard",
+    "Hit",
+    "Hits",
     "Inbound",
     "InvalidAgentError",
     "InvalidContentError",

@@ -15,6 +15,7 @@ import click
 from ...actors.raised import sole_cause
 from ...storage.errors import OnepenError
 from .screen import Screen, exit_code_of
+from .search import search
 from .sessions import sessions
 
 _INTERRUPTED = 130  # as a shell has it: 128 and the number of the signal
@@ -52,5 +53,5 @@ def main() -> None:
     """
 
 
-for command in (sessions,):
+for command in (search, sessions):
     main.add_command(command)

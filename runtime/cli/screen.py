@@ -117,6 +117,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
 def _cell(value: object) -> Text:
     if value is None:
         return Text("")
+    if isinstance(value, Text):
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return Text(f"{value:,}", justify="right")
     return Text(shown(str(value)))

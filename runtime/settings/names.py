@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "ONEPEN_"
-NOT_SETTINGS = frozenset({"ONEPEN_PROFILE"})
-"""Variables with the prefix that are somebody else's: the profile of our own tests."""
+NOT_SETTINGS = frozenset({"ONEPEN_PROFILE", "ONEPEN_DATABASE"})
+"""Variables with the prefix that are somebody else's: the command line's, and our own tests'."""
 
 _SHOWN_MAX = 60  # characters of a wrong value that are repeated in an error
 _Kind: TypeAlias = IntType | FloatType | BoolType | LiteralType

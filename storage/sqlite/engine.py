@@ -479,6 +479,7 @@ class SqliteEngine:
             reopenings=self._reopenings,
             wal_pages=self._wal_pages,
             search_tail=self._search.tail,
+            search_older=max(0, self._search.first_n - 1),
             search_damage=self._search.damage,
         )
 

@@ -243,10 +243,11 @@ class SearchIndex:
             self._index_tail(rows)
             if self._merging:
                 self._merge(max(_PAGES, rows // _ROWS_PER_PAGE))
-        elif self._merging and not self.scrub:
+        elif (self._merging and not self.scrub) or not self._index_more():
             self._merge(_PAGES)
-        elif not (self._redo_changes() or self._index_tail(_ROWS_IDLE) or self._index_older()):
-            self._merge(_PAGES)
+
+    def _index_more(self) -> bool:
+        return self._redo_changes() or self._index_tail(_ROWS_IDLE) or self._index_older()
 
     def _index_tail(self, limit: int) -> bool:
         rows = self._within(_ROWS + "n > ? ORDER BY n LIMIT ?", (self.last_n, limit))

@@ -191,9 +191,15 @@ def test_a_literal_and_a_number_come_from_the_environment() -> None:
 
 
 def test_variables_of_others_are_left_alone() -> None:
-    environ = {"PATH": "x", "ONEPENCIL": "y", "onepen_shutdown_s": "z", "ONEPEN_PROFILE": "ci"}
+    environ = {
+        "PATH": "x",
+        "ONEPENCIL": "y",
+        "onepen_shutdown_s": "z",
+        "ONEPEN_PROFILE": "ci",
+        "ONEPEN_DATABASE": "x",
+    }
     assert load_settings(environ=environ) == Settings()
-    assert set(NOT_SETTINGS) == {"ONEPEN_PROFILE"}
+    assert set(NOT_SETTINGS) == {"ONEPEN_PROFILE", "ONEPEN_DATABASE"}
 
 
 # Unknown names -------------------------------------------------------------------------------
