@@ -20,7 +20,7 @@ import shutil
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 import click
@@ -152,7 +152,8 @@ def _bare(db: apsw.Connection, expression: str, order: str) -> float:
 
 def _hits(db: apsw.Connection, expression: str) -> int:
     sql = "SELECT count(*) FROM search_index WHERE search_index MATCH ?"
-    return int(db.execute(sql, (expression,)).fetchall()[0][0])
+    rows: list[Any] = db.execute(sql, (expression,)).fetchall()
+    return int(rows[0][0])
 
 
 def _expression(query: str) -> str:
@@ -170,7 +171,7 @@ def measure_queries(engine: SqliteEngine, path: Path, rounds: int) -> Table:
     try:
         for name, query in QUERIES:
             search, expression = Search(text=query, limit=_PAGE), _expression(query)
-            samples: list[tuple[float, ...]] = [
+            samples = [
                 (
                     _bare(db, expression, "rank"),
                     _ours(engine, search),
@@ -212,7 +213,7 @@ class _Writing:
         with self.engine.reading() as reader:
             session = reader.session(SessionId("s0"))
             assert session is not None
-            self._seq = session.next_seq
+            self._seq: int = session.next_seq
 
     def batch(self, size: int) -> None:
         units: list[Unit] = []
@@ -327,8 +328,8 @@ def main(messages: int, rounds: int) -> None:
         engine.close()
     content = messages * _LENGTH
     console.print(
-        f"content bytes: messages ×{bare_bytes / content:.2f}, with the index "
-        f"×{path.stat().st_size / content:.2f}"
+        f"content bytes: messages x{bare_bytes / content:.2f}, with the index "
+        f"x{path.stat().st_size / content:.2f}"
     )
     console.print(measure_commits(path, rounds))
     for copy in _BUILD.glob("search*-*ed*.db*"):

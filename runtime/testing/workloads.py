@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ...storage import commands as c
 from ...storage.identity import BlobId, Incarnation, Seq, SessionId, SessionKey, TurnId
@@ -49,9 +49,9 @@ class Batch:
     units: tuple[Unit, ...]
 
 
-Upkeep: TypeAlias = Literal["checkpoint", "restart", "reopen"]
-"""`checkpoint` is `maintain`, `restart` closes the engine and opens it again, `reopen` is the way
-back from an error."""
+Upkeep: TypeAlias = Literal["checkpoint", "chores", "restart", "reopen"]
+"""`checkpoint` is `maintain`, `chores` is all of it until nothing is left, `restart` closes the
+engine and opens it again, `reopen` is the way back from an error."""
 
 Step: TypeAlias = Batch | Upkeep
 
@@ -554,6 +554,24 @@ def _upkeep() -> list[Workload]:
     return loads
 
 
+def _indexing() -> list[Workload]:
+    """Slices of the search index between commits that change what is in it."""
+    chat, before = _chat()
+    guard = chat.guard()
+    said = chat.guarded(guard, chat.append(chat.draft("user", "a pelican")))
+    guard = chat.guard()
+    rewind = c.Rewind(
+        session_id=chat.session_id,
+        to_seq=Seq(chat.next_seq - 1),
+        replaces=chat.revision,
+        at_ms=chat.at(),
+    )
+    rewound = chat.guarded(guard, rewind)
+    rebuilt = Unit((c.RebuildSearch(replaces=0, at_ms=START_MS),))
+    steps = (Batch((said,)), "chores", Batch((rewound,)), "chores", Batch((rebuilt,)), "chores")
+    return [Workload("indexing", before, cast("tuple[Step, ...]", steps))]
+
+
 def _all() -> Mapping[str, Workload]:
     makers = (
         _keys,
@@ -572,6 +590,7 @@ def _all() -> Mapping[str, Workload]:
         _take_over,
         _group,
         _upkeep,
+        _indexing,
     )
     loads = [load for make in makers for load in make()]
     assert len({load.name for load in loads}) == len(loads)

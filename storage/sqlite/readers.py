@@ -43,8 +43,7 @@ class Readers:
         try:
             db.execute("BEGIN")
             yield SqliteReader(db)
-            db.execute("COMMIT")
-            usable = True
+            usable = _ended(db)
         except apsw.Error as error:
             raise StorageUnavailableError(f"reading failed: {error}") from error
         finally:
@@ -96,3 +95,15 @@ class Readers:
             self._closed = True
             self._condition.notify_all()
         self.suspend()
+
+
+def _ended(db: apsw.Connection) -> bool:
+    """End the snapshot; false if the connection is better not used again.
+
+    What was read was read: a damaged search index may show only here, and concerns nobody any more.
+    """
+    try:
+        db.execute("COMMIT")
+    except apsw.Error:
+        return False
+    return True

@@ -305,7 +305,7 @@ CREATE INDEX deliveries_left ON deliveries (n) WHERE state IN ('failed', 'unknow
 # Search is derived from `messages`: which rows are indexed is a range that grows at both ends, and
 # whatever changes a row inside it leaves its number behind, so that no command can forget to.
 SEARCH_INDEX = """
-CREATE VIRTUAL TABLE IF NOT EXISTS search_index USING fts5 (
+CREATE VIRTUAL TABLE search_index USING fts5 (
   text, facets, content = '', contentless_delete = 1, tokenize = 'ascii'
 );"""
 # Pieces are merged by us, in small steps: by itself it would take its time in one of our slices.

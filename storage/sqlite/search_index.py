@@ -9,8 +9,8 @@ Keeps:
 - Nothing here can fail a write: a slice is a transaction of its own, and a damaged index is left
   alone until somebody asks for a new one.
 - Each slice is bounded, in rows and in bytes, and so is the time for which a batch waits behind it.
-- A slice's commit is not synced: what a power cut takes of it is made again. It is in the log
-  before the next batch, whose sync takes it along.
+- A slice's commit is synced like any other. What stands in the log unsynced, a sync that fails may
+  take away for good, and copying the log would then write what is left of it into the file.
 - What was deleted or erased leaves the index's pages too, once `scrub` is 0 again.
 
 Belongs to the engine's thread. Must never touch anything but the index and its three tables.
@@ -44,7 +44,7 @@ _PAGES = 16  # of the index, merged or cleared in one slice
 _ROWS_PER_PAGE = 8  # what is merged along with so many new rows lasts as merging goes on
 _PIECES = 16  # that many slices leave so many pieces, and then they are merged at once: a piece of
 # the index costs a merge more than linearly
-_ROWS_MIN, _ROWS_IDLE, _ROWS_MAX = 64, 512, 1_000
+_ROWS_MIN, _ROWS_IDLE, _ROWS_MAX = 256, 512, 1_000
 
 _decode_details = msgspec.json.Decoder(Details).decode
 
@@ -62,6 +62,10 @@ CREATE TABLE IF NOT EXISTS search_index_idx (segid, term, pgno, PRIMARY KEY (seg
 CREATE TABLE IF NOT EXISTS search_index_docsize (id INTEGER PRIMARY KEY, sz BLOB, origin INTEGER);
 CREATE TABLE IF NOT EXISTS search_index_config (k PRIMARY KEY, v) WITHOUT ROWID;
 INSERT OR IGNORE INTO search_index_config VALUES ('version', 4);
+"""
+# As the two records are with which a new index begins: no totals, no pieces.
+_EMPTY = """
+INSERT OR REPLACE INTO search_index_data VALUES (1, x''), (10, x'00000000ff000001000000');
 """
 
 
@@ -123,7 +127,6 @@ class SearchIndex:
         self._db = db
         self._epoch = epoch
         self._tail_max = settings.search_tail_rows_max
-        self._synchronous = settings.synchronous
         self._pieces = 0
         self._merging = False
         self._resting = False
@@ -186,8 +189,6 @@ class SearchIndex:
         Raises only what a commit raises whose outcome nobody knows.
         """
         db = self._db
-        # Outside a transaction only; it holds until it is set back.
-        db.pragma("synchronous", "NORMAL")
         try:
             db.execute("BEGIN IMMEDIATE")
             if self._one("SELECT epoch FROM pen") != (self._epoch,):
@@ -197,7 +198,8 @@ class SearchIndex:
             self._work(idle=idle)
             # What the index still holds in memory would be written by the commit; an error there
             # would leave us in doubt about it.
-            db.execute("INSERT INTO search_index (search_index) VALUES ('flush')")
+            if self.phase == "ready":
+                db.execute("INSERT INTO search_index (search_index) VALUES ('flush')")
             db.execute(
                 "UPDATE search_state SET first_n = ?, last_n = ?, edition = ?, phase = ?, "
                 "scrub = ?",
@@ -215,14 +217,7 @@ class SearchIndex:
         except BaseException:
             self._undo()
             raise
-        finally:
-            if not db.in_transaction:
-                db.pragma("synchronous", self._synchronous)
-        try:
-            db.execute("COMMIT")
-        finally:
-            if not db.in_transaction:
-                db.pragma("synchronous", self._synchronous)
+        db.execute("COMMIT")
 
     def _give_up(self, problem: str) -> None:
         logger.error("the search index is damaged, searches read the messages instead: %s", problem)
@@ -238,8 +233,9 @@ class SearchIndex:
         if self.phase == "clearing" or self._outdated:
             self._clear()
         elif not idle:
-            # As many rows as the last batch brought, and a few more: so the tail gets no longer.
-            rows = min(_ROWS_MAX, max(_ROWS_MIN, self._rows_last * 5 // 4))
+            # More than the last batch brought, so that the tail gets no longer; and many, because
+            # each slice costs a sync.
+            rows = min(_ROWS_MAX, max(_ROWS_MIN, self._rows_last * 2))
             self._index_tail(rows)
             if self._merging:
                 self._merge(max(_PAGES, rows // _ROWS_PER_PAGE))
@@ -336,17 +332,23 @@ class SearchIndex:
             logger.warning("the search index is of another edition and is made again")
             self.phase = "clearing"
             self.first_n, self.last_n = 1, 0  # nothing is indexed, so nothing needs to be noted
-        self._db.execute(SEARCH_INDEX + _SHADOWS)
+        # Any of them may be what was damaged. First of all it forgets what it has, so that it is a
+        # sound index, an empty one, for whoever checks the file meanwhile.
+        self._db.execute(_SHADOWS + _EMPTY)
         for table in ("search_index_data", "search_index_docsize", "search_changes"):
             name = "n" if table == "search_changes" else "id"
             self._db.execute(
-                f"DELETE FROM {table} WHERE {name} IN (SELECT {name} FROM {table} LIMIT ?)",
-                (_PAGES * 16,),
+                f"DELETE FROM {table} WHERE {name} IN "
+                f"(SELECT {name} FROM {table} WHERE {name} > ? LIMIT ?)",
+                (10 if table == "search_index_data" else 0, _PAGES * 16),
             )
             if self._db.changes():
                 return
-        self._db.execute("INSERT INTO search_index (search_index) VALUES ('delete-all')")
-        self._db.execute(SEARCH_CONFIG)
+        # Empty, so quickly gone; by hand where the declaration that owns the others is.
+        self._db.execute("DROP TABLE IF EXISTS search_index")
+        for name in ("data", "idx", "docsize", "config"):
+            self._db.execute(f"DROP TABLE IF EXISTS search_index_{name}")
+        self._db.execute(SEARCH_INDEX + SEARCH_CONFIG)
         (newest,) = self._one("SELECT coalesce(max(n), 0) FROM messages")
         self.first_n, self.last_n, self.edition = newest + 1, newest, EDITION
         self.phase, self.scrub, self._merging = "ready", 0, False

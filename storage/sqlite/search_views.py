@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 _READ_MAX = 5_000  # message numbers that are read one by one for one page
 _WINDOW = 200_000  # message numbers that a page looks at in the index, from the newest on
 _FACETS_MAX = 200
+_PIECES_AT = 8  # in the record of the index's structure, behind a counter and a version
 _CHANGED, _TAIL, _INDEXED, _OLDER = range(4)
 
 Cursor: TypeAlias = "tuple[int, int, int]"
@@ -96,12 +97,27 @@ class SearchViews(Queries):
         finder = _Finder(self._db, search, wanted, state)
         find = finder.newest_first if search.order == "newest" else finder.by_rank
         try:
+            if state.first_n <= state.last_n:
+                self._check_structure()
             numbers, following = find()
-        except (apsw.CorruptError, apsw.SQLError) as error:
+        except (apsw.CorruptError, apsw.SQLError, apsw.NoMemError, apsw.IOError) as error:
             logger.error("the search index is damaged, the messages are read instead: %s", error)
             state.distrust()
             numbers, following = find()
         return Hits(hits=self._hits(numbers, search, wanted), next=following, index=state.name)
+
+    def _check_structure(self) -> None:
+        """Raise for an index that holds entries and forgot where: it would find nothing, and call
+        that a result. Any other contradiction raises by itself.
+        """
+        row = self._one(
+            "SELECT (SELECT block FROM search_index_data WHERE id = 10), "
+            "EXISTS (SELECT 1 FROM search_index_docsize)"
+        )
+        assert row is not None
+        structure, filled = row
+        if filled and (structure is None or not any(structure[_PIECES_AT:])):
+            raise apsw.CorruptError("it has entries and no pieces")
 
     def search_rebuilds(self) -> int:
         row = self._one(

@@ -401,7 +401,13 @@ class Transaction:
         self._heads.clear()
 
     def trim(self) -> None:
-        """Between batches: keep the cache bounded."""
+        """Between batches: keep the cache bounded, and no query open.
+
+        One of which only the first row was read would hold this connection's snapshot, and with it
+        the log.
+        """
+        self._cursor.close()
+        self._cursor = self._db.cursor()
         self.rows = 0
         self.search_renewed = False
         for cache in (self._routes, self._sessions, self._turns):

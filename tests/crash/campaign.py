@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import apsw
 import msgspec
 
 from onepen.runtime.testing import Disk, Image, Log, Synced, images
@@ -36,12 +37,15 @@ from onepen.runtime.testing.workloads import START_MS, WORKLOADS, Batch, Step, W
 from onepen.storage.commands import AppendMessages
 from onepen.storage.engine import EngineSettings
 from onepen.storage.errors import OnepenError, StaleEpochError, StorageError
+from onepen.storage.records import Search
 from onepen.storage.sqlite import place
 from onepen.storage.sqlite.engine import SqliteEngine, open_sqlite
 from onepen.storage.units import Durable, Refused, Unit
+from onepen.storage.words import words_of
 
 DATABASE = "onepen.db"
 SECOND_IMAGES_MAX = 30
+_CHORES_MAX = 60
 PROOF = os.environ.get("ONEPEN_PROFILE") in ("proof", "nightly")
 # Every checkpoint that is asked for happens; the free space of the test machine does not matter.
 SETTINGS = EngineSettings(wal_pages_checkpoint=1, free_bytes_min=0)
@@ -120,11 +124,38 @@ class Rig:
                     number += 1
                 case "checkpoint":
                     self.engine.maintain(idle=True)
+                case "chores":
+                    do_chores(self.engine)
                 case "reopen":
                     self.engine.reopen()
                 case "restart":
                     self.engine.close()
                     self.engine = open_engine(self.directory, self.vfs)
+
+
+def do_chores(engine: SqliteEngine) -> None:
+    """All of them; a disk that fails in one puts the others off."""
+    for _ in range(_CHORES_MAX):
+        if not engine.maintain(idle=True):
+            return
+
+
+def search_violations(engine: SqliteEngine, path: Path) -> list[Violation]:
+    """Each word of what is stored finds the messages that have it, as a look at the rows says."""
+    with inspecting(path) as db:
+        texts: list[Any] = db.execute(
+            "SELECT coalesce(text, '') FROM messages WHERE carried = 0 AND state <> 2"
+        ).fetchall()
+    found: list[Violation] = []
+    for word in sorted({word for (text,) in texts for word in words_of(text)} | {"pelican"}):
+        with engine.reading() as reader:
+            page = reader.search(Search(text=word, limit=1_000))
+        hits = sorted(hit.text for hit in page.hits if word in words_of(hit.text))
+        expected = sorted(text for (text,) in texts if word in words_of(text))
+        if hits != expected or page.index == "damaged":
+            what = f"{word}, {page.index}: {len(hits)} of {len(expected)}"
+            found.append(Violation("search finds what is stored", what))
+    return found
 
 
 def unexpected(receipts: Receipts, *, again: bool, number: int) -> list[Violation]:
@@ -236,6 +267,11 @@ def check_directory(
         return [Violation("opening", repr(error))]
     try:
         found = _check_start(start, rig, acked, commit_seq)
+        if "chores" in start.workload.steps:
+            found += search_violations(rig.engine, directory / DATABASE)
+            do_chores(rig.engine)
+            found += search_violations(rig.engine, directory / DATABASE)
+            found += _index_violations(directory / DATABASE)
     except OnepenError as error:
         found = [Violation("sending again", repr(error))]
     finally:
@@ -244,6 +280,18 @@ def check_directory(
         found.append(Violation("closing leaves no log", "a connection is still open"))
     dump, _, damage = inspect(directory)
     return [*found, *damage, *compare(start.dumps[-1], dump)]
+
+
+def _index_violations(path: Path) -> list[Violation]:
+    """What SQLite finds wrong with an index that has caught up."""
+    db = apsw.Connection(str(path))
+    try:
+        db.execute("INSERT INTO search_index (search_index) VALUES ('integrity-check')")
+    except apsw.Error as error:
+        return [Violation("the search index is sound", str(error))]
+    finally:
+        db.close()
+    return []
 
 
 def _check_start(start: Prepared, rig: Rig, acked: int, commit_seq: int) -> list[Violation]:

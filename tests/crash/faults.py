@@ -25,6 +25,7 @@ from .campaign import (
     Rig,
     check_directory,
     commit_seq_of,
+    do_chores,
     inspect,
     open_engine,
     scratch,
@@ -110,6 +111,8 @@ class FaultyRun:
                 self._commit(step)
             case "checkpoint":
                 self.engine.maintain(idle=True)  # an error in it is not the caller's business
+            case "chores":
+                do_chores(self.engine)
             case "reopen":
                 self._reopen()
             case "restart":

@@ -130,3 +130,42 @@ def test_the_database_may_come_from_the_environment(database: Path) -> None:
 def test_the_database_must_be_named() -> None:
     result = typed("sessions", "list", exit_code=2)
     assert "ONEPEN_DATABASE" in result.stderr
+
+
+def test_words_are_found_in_all_conversations(database: Path) -> None:
+    """K2: marked for people, as records for programs; an odd query is no error."""
+    found = answered("search", "-d", database, "alert", "--role", "user")
+    (hit,) = found["hits"]
+    assert (hit["key"], hit["message"]["user"]) == ("web:1", "ada")
+    assert "«" in hit["snippet"]
+    said = typed("search", "-d", database, "good morning", "--newest").stdout
+    assert "good morning" in said
+    assert "Greetings" in said
+    assert "nothing was found" in typed("search", "-d", database, 'NEAR("').stdout
+    assert "nothing was found" in typed("search", "-d", database, "--", "-x").stdout
+
+
+def test_a_search_is_narrowed_down(database: Path) -> None:
+    for filters, count in (
+        (("--source", "telegram"), 4),
+        (("--key", "web:1"), 2),
+        (("--session", "Greetings"), 4),
+        (("--user", "ada"), 2),
+        (("--since", "2100-01-01"), 0),
+        (("--until", "2100-01-01", "--limit", 3), 3),
+    ):
+        found = answered("search", "-d", database, "good OR again OR alert", *filters)
+        assert len(found["hits"]) == count, filters
+    said = typed("search", "-d", database, "good OR again", "--limit", 1).stderr
+    assert "there may be more" in said
+    refused("search", "-d", database, "x", "--session", "nobody", exit_code=4)
+
+
+def test_a_search_says_when_the_index_was_no_help(database: Path) -> None:
+    """K3: damaged, it still finds everything."""
+    db = apsw.Connection(str(database))
+    db.execute("DELETE FROM search_state")
+    db.close()
+    result = typed("search", "-d", database, "alert")
+    assert "alert" in result.stdout
+    assert "onepen doctor" in result.stderr

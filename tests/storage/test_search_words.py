@@ -12,7 +12,7 @@ from onepen.storage.snippets import SNIPPET_LENGTH, snippet_of
 from onepen.storage.wanted import TERMS_MAX, WORDS_MAX, wanted_of
 from onepen.storage.words import WORD_LENGTH_MAX, indexed_form, words_of
 
-ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
+ANY_TEXT = st.text(max_size=60)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
         ("Straße STRASSE", ["strasse", "strasse"]),
         ("Café cafe\u0301", ["cafe", "cafe"]),
         ("ΣΊΣΥΦΟΣ Σίσυφος", ["σισυφοσ", "σισυφοσ"]),
-        ("ﬁne １２３", ["fine", "123"]),
+        ("\ufb01ne \uff11\uff12\uff13", ["fine", "123"]),
         ("北京市", ["北京", "京市", "市"]),
         ("我", ["我"]),
         ("東京tower", ["東京", "京", "tower"]),
