@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onepen import EngineSettings
 from onepen.runtime.testing.conformance.desk import Desk
 from onepen.runtime.testing.conversation import START_MS, Conversation
-from onepen.storage.commands import RebuildSearch
+from onepen.storage.commands import RebuildSearch, Rewind
+from onepen.storage.identity import Seq
 from onepen.storage.records import Search
+from onepen.storage.sqlite import search_views
 from onepen.storage.sqlite.engine import SqliteEngine, open_sqlite
+from onepen.storage.sqlite.search_index import SearchIndex
 from onepen.storage.units import Durable, Unit
 from onepen.storage.wanted import wanted_of
 
@@ -154,3 +158,65 @@ def test_any_text_is_a_query() -> None:
     finally:
         engine.close()
     assert found > QUERIES_MAX / 10
+
+
+# Tests of the tests --------------------------------------------------------------------------------
+
+
+def _story() -> None:
+    """One of what the properties above draw: indexed, changed, asked for anew, gone on with."""
+    engine, chat = _library(["an apple", "a pear", "apple pie"])
+    try:
+        _index(engine, 1)
+        _say(engine, chat, ["apple and pear"])
+        _index(engine)
+        guard = chat.guard()
+        rewind = Rewind(
+            session_id=chat.session_id, to_seq=Seq(3), replaces=chat.revision, at_ms=START_MS
+        )
+        chat.revision += 1
+        _done(engine, chat.guarded(guard, rewind))
+        _say(engine, chat, ["apple again"])
+        _done(engine, Unit((RebuildSearch(replaces=0, at_ms=START_MS),)))
+        for slices in (1, 2, 10_000):
+            _index(engine, slices)
+            for order in ("rank", "newest"):
+                found = sorted(_found(engine, "apple", order, 2))
+                assert found == ["an apple", "apple again", "apple pie"]
+    finally:
+        engine.close()
+
+
+def _add(self: SearchIndex, rows: Any) -> None:
+    add(self, list(rows)[1:])
+
+
+def _indexed(self: Any, low: int, high: int, limit: int) -> list[int]:
+    return indexed(self, low + 1, high, limit)
+
+
+add, indexed = SearchIndex._add, search_views._Finder._indexed
+
+BUGS: dict[str, tuple[object, str, Any]] = {
+    "a slice skips a row": (SearchIndex, "_add", _add),
+    "the tail is not read": (
+        search_views._Finder,
+        "_read_down",
+        lambda self, floor, high, limit: ([], floor),
+    ),
+    "a boundary is off by one": (search_views._Finder, "_indexed", _indexed),
+    "rewound messages are shown": (search_views, "_FINDABLE", "m.carried = 0 AND s.deleted = 0"),
+}
+
+
+def test_the_story_holds_without_a_bug() -> None:
+    _story()
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PROOF-8: what the properties look at is enough to see it."""
+    target, name, value = BUGS[bug]
+    monkeypatch.setattr(target, name, value)
+    with pytest.raises(AssertionError):
+        _story()
