@@ -12,7 +12,10 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
+
+from onepen.runtime.cli import main as onepen_main
 
 from .test_layout import ROOT
 
@@ -112,9 +115,23 @@ def unknown_parts(command: str, *, targets: set[str], scripts: set[str]) -> list
     program, *rest = words
     if program == "make":
         return [f"make {word}" for word in rest if not word.startswith("-") and word not in targets]
+    if program == "onepen":
+        return unknown_to_the_command_line(rest)
     if "-m" in rest[:1] and rest[1].partition(".")[0] == "onepen":
         return [] if importlib.util.find_spec(rest[1]) else [rest[1]]
     return [] if program in READER_PROGRAMS | scripts else [program]
+
+
+def unknown_to_the_command_line(words: list[str]) -> list[str]:
+    """A command or an option of `onepen` that does not exist."""
+    command: click.Command = onepen_main
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.commands.get(words[0])
+        if found is None:
+            return [words[0]]
+        command, words = found, words[1:]
+    known = {"--help", "--version", *(option for p in command.params for option in p.opts)}
+    return [word for word in words if word.startswith("--") and word not in known]
 
 
 def make_targets() -> set[str]:
@@ -264,6 +281,16 @@ def test_a_failing_block_fails(text: str, tmp_path: Path) -> None:
 def test_a_block_runs_in_an_empty_folder(tmp_path: Path) -> None:
     text = "import os\nassert os.listdir() == ['block.py'], os.listdir()\n"
     assert run_block(Block("python", 1, text, None), tmp_path).returncode == 0
+
+
+def test_a_command_line_that_does_not_exist_is_named() -> None:
+    for command, unknown in (
+        ("onepen search x --newest", []),
+        ("onepen sessions list --database x.db", []),
+        ("onepen sessions forget", ["forget"]),
+        ("onepen search x --quickly", ["--quickly"]),
+    ):
+        assert unknown_parts(command, targets=set(), scripts={"onepen"}) == unknown
 
 
 def test_make_variables_are_no_targets() -> None:

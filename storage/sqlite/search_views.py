@@ -94,7 +94,7 @@ class SearchViews(Queries):
         )
         if not wanted.alternatives:
             return Hits(hits=())
-        finder = _Finder(self._db, search, wanted, state)
+        finder = Finder(self._db, search, wanted, state)
         find = finder.newest_first if search.order == "newest" else finder.by_rank
         try:
             if state.first_n <= state.last_n:
@@ -164,7 +164,7 @@ class SearchViews(Queries):
         )
 
 
-class _Finder:
+class Finder:
     """The numbers of the messages that are found, page by page."""
 
     def __init__(self, db: apsw.Connection, search: Search, wanted: Wanted, state: _State) -> None:
