@@ -44,6 +44,7 @@ _PAGES = 16  # of the index, merged or cleared in one slice
 _ROWS_PER_PAGE = 8  # what is merged along with so many new rows lasts as merging goes on
 _PIECES = 16  # that many slices leave so many pieces, and then they are merged at once: a piece of
 # the index costs a merge more than linearly
+_PATIENCE = 32  # batches without a pause, before what could wait gets a slice all the same
 _ROWS_MIN, _ROWS_IDLE, _ROWS_MAX = 256, 512, 1_000
 
 _decode_details = msgspec.json.Decoder(Details).decode
@@ -131,6 +132,7 @@ class SearchIndex:
         self._merging = False
         self._resting = False
         self._rows_last = 0
+        self._passed_by = 0
         self.tail = 0
         self.damage: str | None = None
         self._load()
@@ -150,6 +152,7 @@ class SearchIndex:
         """A batch is committed: so many rows came, perhaps, and the disk works."""
         self._rows_last = rows
         self._resting = False
+        self._passed_by += 1
 
     def reload(self) -> None:
         """A command has asked for a new index."""
@@ -157,18 +160,18 @@ class SearchIndex:
         self.damage, self._resting = None, False
 
     def due(self, *, idle: bool) -> bool:
-        """Whether there is a slice to be made; when others wait, only what can't wait longer."""
+        """Whether there is a slice to be made; what can wait does so for others, but not for ever."""
         if self.damage is not None or self._resting:
             return False
+        idle = idle or self._passed_by >= _PATIENCE
         if self.phase == "clearing" or self._outdated:
             return idle
         (newest,) = self._one("SELECT coalesce(max(n), 0) FROM messages")
         self.tail = max(0, newest - self.last_n)
         if self.tail > (0 if idle else self._tail_max):
             return True
-        return idle and (
-            self.first_n > 1 or self._merging or bool(self.scrub) or self._has_changes()
-        )
+        left = self.first_n > 1 or self._merging or bool(self.scrub)
+        return idle and (left or self._has_changes())
 
     @property
     def _outdated(self) -> bool:
@@ -189,6 +192,9 @@ class SearchIndex:
         Raises only what a commit raises whose outcome nobody knows.
         """
         db = self._db
+        idle = idle or self._passed_by >= _PATIENCE
+        if idle:
+            self._passed_by = 0
         try:
             db.execute("BEGIN IMMEDIATE")
             if self._one("SELECT epoch FROM pen") != (self._epoch,):

@@ -304,6 +304,19 @@ def test_the_tail_is_bounded_while_nobody_rests(tmp_path: Path) -> None:
         library.engine.close()
 
 
+def test_what_could_wait_is_not_put_off_for_ever(library: Library) -> None:
+    """A new index, and words that must go, get a slice now and then from a writer without pause."""
+    chat = library.chat("ann", "a pelican", *["apple"] * 600)
+    library.index()
+    library.rebuild()
+    for _ in range(800):
+        library.say(chat, "apple")
+        if library.engine.chore_due(idle=False):
+            library.engine.chore(idle=False)
+    assert library.engine.statistics().search_older == 0
+    assert library.search("pelican").index == "ready"
+
+
 def test_a_slice_is_bounded_in_bytes(library: Library) -> None:
     chat = library.chat("ann", *["pear " * 20_000] * 6)
     assert library.index() > 2
