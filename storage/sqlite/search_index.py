@@ -160,15 +160,16 @@ class SearchIndex:
         self.damage, self._resting = None, False
 
     def due(self, *, idle: bool) -> bool:
-        """Whether there is a slice to be made; what can wait does so for others, but not for ever."""
+        """Whether a slice is to be made; what can wait does so for others, but not for ever."""
         if self.damage is not None or self._resting:
             return False
-        idle = idle or self._passed_by >= _PATIENCE
+        passed_by = self._passed_by >= _PATIENCE
+        idle = idle or passed_by
         if self.phase == "clearing" or self._outdated:
             return idle
         (newest,) = self._one("SELECT coalesce(max(n), 0) FROM messages")
         self.tail = max(0, newest - self.last_n)
-        if self.tail > (0 if idle else self._tail_max):
+        if self.tail > (self._tail_max if passed_by or not idle else 0):
             return True
         left = self.first_n > 1 or self._merging or bool(self.scrub)
         return idle and (left or self._has_changes())
@@ -192,8 +193,8 @@ class SearchIndex:
         Raises only what a commit raises whose outcome nobody knows.
         """
         db = self._db
-        idle = idle or self._passed_by >= _PATIENCE
-        if idle:
+        passed_by = self._passed_by >= _PATIENCE and self.tail <= self._tail_max
+        if idle or passed_by:
             self._passed_by = 0
         try:
             db.execute("BEGIN IMMEDIATE")
@@ -201,7 +202,7 @@ class SearchIndex:
                 self._undo()  # the file has another owner, as the next batch will find out
                 self._resting = True
                 return
-            self._work(idle=idle)
+            self._work(idle=idle, passed_by=passed_by and not idle)
             # What the index still holds in memory would be written by the commit; an error there
             # would leave us in doubt about it.
             if self.phase == "ready":
@@ -235,9 +236,12 @@ class SearchIndex:
             self._db.execute("ROLLBACK")
         self._load()
 
-    def _work(self, *, idle: bool) -> None:
+    def _work(self, *, idle: bool, passed_by: bool) -> None:
         if self.phase == "clearing" or self._outdated:
             self._clear()
+        elif passed_by:
+            if not (self._redo_changes() or self._index_older()):
+                self._merge(_PAGES)
         elif not idle:
             # More than the last batch brought, so that the tail gets no longer; and many, because
             # each slice costs a sync.
