@@ -86,7 +86,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
         raise
     for turn_id in superseded:
         session.take_back(turn_id, "superseded")
-    turn = turn._replace(ticket=ticket)
+    turn = turn._replace(said=tuple(one._replace(ticket=ticket) for one in all_said))
     if submit.busy == "interrupt":
         waiting.insert(0, turn)
         session.interrupt("superseded")
@@ -160,21 +160,17 @@ def _merge(session: Session, submit: Submit, said: Said) -> Accepted:
     turn_id = before.turn_id
     accepted: AnyCommand = _acceptance(session, submit, said, turn_id, "merged", keep=True)
 
-    def without(waiting: Waiting) -> Waiting:
-        kept = tuple(one for one in waiting.said if one is not said)
-        return waiting._replace(said=kept, ticket=before.ticket)
-
     def received(receipt: Receipt) -> None:
         if not isinstance(receipt, Durable):
             session.accepting.forget(submit.source, submit.inbound_id)
-            session.replace_waiting(turn_id, without)
+            session.replace_waiting(turn_id, lambda waiting: waiting.without(said))
 
     ticket = session.scribe.note((*submit.along, accepted), then=received)
     if submit.repeatable:
         session.accepting.note(session.line.key, submit._replace(turn_id=turn_id))
     not_before_s = trio.current_time() + submit.debounce_s
     session.waiting[-1] = before._replace(
-        said=(*before.said, said), ticket=ticket, not_before_s=not_before_s
+        said=(*before.said, said._replace(ticket=ticket)), not_before_s=not_before_s
     )
     reply = session.line.reply_of(turn_id)
     return Accepted(turn_id, "merged", len(session.waiting), ticket.durable, reply)
@@ -195,5 +191,5 @@ def _steer(session: Session, submit: Submit, said: Said) -> Accepted:
     ticket = session.scribe.note(opened, then=_announcing(session, submit))
     if submit.repeatable:
         session.accepting.note(session.line.key, submit)
-    session.turn.steering.append(Waiting(submit.turn_id, (said,), ticket=ticket))
+    session.turn.steering.append(Waiting(submit.turn_id, (said._replace(ticket=ticket),)))
     return Accepted(submit.turn_id, "steered", 0, ticket.durable, reply)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ..storage.commands import EndTurn, SetAside, TakeInbound
 from ..storage.records import Inbound, TurnOutcome
-from ..storage.units import Durable
+from ..storage.units import Durable, Refused
 from .effects import fates_of, unknown_effects
 from .exchanges import closing_results, open_calls
 from .line import Said, Waiting
@@ -65,8 +65,13 @@ async def end_waiting(session: Session, waiting: Waiting, outcome: TurnOutcome) 
     if waiting.attempt > 1:
         await _end_resumed(session, waiting.turn_id, outcome)
         return
-    if waiting.ticket is not None:
-        await scribe.receipt_of(waiting.ticket)
+    for said in waiting.said:
+        receipt = None if said.ticket is None else await scribe.receipt_of(said.ticket)
+        if isinstance(receipt, Refused):
+            waiting = waiting.without(said)
+            if not waiting.said:  # nothing of it is stored
+                session.line.fail_reply(waiting.turn_id, receipt.error())
+                return
     end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=scribe.now())
     targets = targets_of(waiting.said)
     told = posting(scribe, targets, reply_text(outcome), "reply", turn_id=waiting.turn_id)
@@ -112,7 +117,9 @@ def _tell(session: Session, turn_id: TurnId, session_id: SessionId, outcome: Tur
 def taking(waiting: Waiting, into: TurnId | None = None) -> tuple[AnyCommand, ...]:
     """Its messages leave the inbox: for the transcript, or for good."""
     return tuple(
-        TakeInbound(source=said.source, inbound_id=said.inbound_id, into=into)
+        TakeInbound(
+            source=said.source, inbound_id=said.inbound_id, turn_id=waiting.turn_id, into=into
+        )
         for said in waiting.said
     )
 
@@ -139,6 +146,10 @@ async def recover(session: Session, loaded: Loaded) -> None:
             await _park(session, turn)
         elif turn.state == "queued" and turn.id in said:
             session.waiting.append(Waiting(turn.id, tuple(said[turn.id]), stored=True))
+        elif turn.state == "queued":
+            # Nobody could ever begin it, and whoever sent it would wait for ever.
+            error = "its message is no longer in the inbox"
+            await _end(session, turn, TurnOutcome(kind="failed", error=error, cause="storage"))
 
 
 async def another_attempt(session: Session, turn: StoredTurn) -> Waiting | None:

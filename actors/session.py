@@ -422,9 +422,10 @@ class Session(ScribeEvents):
                 reply = self.line.reply_of(waiting.turn_id)
                 receipt = await self.scribe.receipt_of(waiting.ticket, reply)
                 if isinstance(receipt, Refused):
-                    self.line.fail_reply(waiting.turn_id, receipt.error())
+                    # A message that was to join others is out already, and they go on without it.
                     if waiting in self.waiting:
                         self.waiting.remove(waiting)
+                        self.line.fail_reply(waiting.turn_id, receipt.error())
                     continue
             await self.scribe.room()
             if self._next_operation() is not None or not self._may_begin:

@@ -26,7 +26,7 @@ from onepen.actors import turning
 from onepen.actors.session import Session
 from onepen.runtime.testing.invariants import inspecting
 
-from ..runtime.scripted import Held, echo, inline, transcript
+from ..runtime.scripted import Held, directory_of, echo, inline, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from onepen import Reply, Runtime
-    from onepen.actors.directory import Directory
     from onepen.actors.running import RunningTurn
 
 KEY, OTHER = "test:1", "test:2"
@@ -48,10 +47,6 @@ def path(tmp_path: Path) -> Path:
 
 def limits(**values: Any) -> Settings:
     return Settings(sessions=SessionSettings(**values))
-
-
-def directory_of(runtime: Runtime) -> Directory:
-    return runtime._directory  # pyright: ignore[reportPrivateUsage]
 
 
 def count(runtime: Runtime, name: str) -> int:
