@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..storage.commands import AcceptInbound, OpenTurn
-from ..storage.units import Durable
-from . import moves
+from ..storage.records import TurnOutcome
+from ..storage.units import Durable, Refused
+from . import moves, recovery
 from .line import Accepted, Said, SessionBusyError, Waiting
 from .mailbox import Answer
 from .messages import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..storage.commands import AnyCommand
     from ..storage.identity import TurnId
@@ -39,6 +40,17 @@ if TYPE_CHECKING:
     from .line import Submit
     from .replies import Reply
     from .session import Session
+
+_SUPERSEDED = TurnOutcome(kind="interrupted", cause="superseded")
+
+
+async def prepare(session: Session, submit: Submit) -> None:
+    """What must be known before a message is accepted. Raises `StorageUnavailableError`."""
+    if submit.busy == "latest":
+        # Whose place it takes is said in its own unit, which must not name what was refused.
+        for waiting in tuple(session.waiting):
+            if waiting.ticket is not None:
+                await waiting.ticket.wait()
 
 
 def accept(session: Session, submit: Submit) -> Accepted:
@@ -54,9 +66,9 @@ def accept(session: Session, submit: Submit) -> Accepted:
         return _merge(session, submit, said)
     if submit.busy == "steer" and session.turn is not None and not session.turn.done:
         return _steer(session, submit, said)
-    superseded: list[TurnId] = []
+    superseded: list[Waiting] = []
     if submit.busy == "latest":
-        superseded = [one.turn_id for one in waiting if one.attempt == 1]
+        superseded = [one for one in waiting if _may_give_way(one)]
     if len(waiting) - len(superseded) >= session.settings.waiting_per_key_max:
         raise SessionBusyError(session.key, 1.0, why=f"{len(waiting)} messages wait already")
     debounce_s = submit.debounce_s if submit.busy == "collect" else 0.0
@@ -67,6 +79,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
         OpenTurn(turn_id=submit.turn_id, key=line.key, at_ms=session.scribe.now()),
         _acceptance(session, submit, said, submit.turn_id, disposition, keep=not start),
         *(_more(session, submit, one, keep=not start) for one in submit.more),
+        *(c for one in superseded for c in recovery.ending(session, one, _SUPERSEDED)),
     )
     reply = line.reply_of(submit.turn_id)
     if submit.repeatable:
@@ -77,15 +90,15 @@ def accept(session: Session, submit: Submit) -> Accepted:
         if start:
             running = session.start(turn, opened)
             return Accepted(submit.turn_id, "started", 0, running.accepted.wait, reply)
-        ticket = session.scribe.note(opened, then=_announcing(session, submit))
+        ticket = session.scribe.note(opened, then=_announcing(session, submit, superseded))
     except BaseException:
         if start and session.turn is None:
             session.claim.give_back()
         line.replies.pop(submit.turn_id, None)
         session.accepting.forget(submit.source, submit.inbound_id)
         raise
-    for turn_id in superseded:
-        session.take_back(turn_id, "superseded")
+    for one in superseded:
+        waiting.remove(one)
     turn = turn._replace(said=tuple(one._replace(ticket=ticket) for one in all_said))
     if submit.busy == "interrupt":
         waiting.insert(0, turn)
@@ -136,12 +149,23 @@ def _begin_anew_if_due(session: Session, submit: Submit) -> None:
         session.operate(moves.reset("expired"))
 
 
-def _announcing(session: Session, submit: Submit) -> Callable[[Receipt], None]:
+def _may_give_way(waiting: Waiting) -> bool:
+    refused = waiting.ticket is not None and isinstance(waiting.ticket.receipt, Refused)
+    return waiting.attempt == 1 and not refused
+
+
+def _announcing(
+    session: Session, submit: Submit, superseded: Sequence[Waiting] = ()
+) -> Callable[[Receipt], None]:
     def received(receipt: Receipt) -> None:
         if isinstance(receipt, Durable):
             session.line.stream.publish("turn.queued", turn_id=submit.turn_id)
+            for one in superseded:
+                recovery.has_ended(session, one, _SUPERSEDED)
         else:
             session.accepting.forget(submit.source, submit.inbound_id)
+            session.waiting[:0] = superseded
+            session.go_on()
 
     return received
 

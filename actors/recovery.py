@@ -72,15 +72,24 @@ async def end_waiting(session: Session, waiting: Waiting, outcome: TurnOutcome) 
             if not waiting.said:  # nothing of it is stored
                 session.line.fail_reply(waiting.turn_id, receipt.error())
                 return
-    end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=scribe.now())
-    targets = targets_of(waiting.said)
-    told = posting(scribe, targets, reply_text(outcome), "reply", turn_id=waiting.turn_id)
-    commands: tuple[AnyCommand, ...] = (*taking(waiting), end, *told)
     await scribe.room()
-    receipt = await scribe.receipt_of(scribe.note(commands))
+    receipt = await scribe.receipt_of(scribe.note(ending(session, waiting, outcome)))
     if not isinstance(receipt, Durable):
         raise receipt.error()
-    _tell(session, waiting.turn_id, scribe.page.session_id, outcome)
+    has_ended(session, waiting, outcome)
+
+
+def ending(session: Session, waiting: Waiting, outcome: TurnOutcome) -> tuple[AnyCommand, ...]:
+    """The end of a turn that has never begun, and what is told to whoever sent its messages."""
+    scribe, targets = session.scribe, targets_of(waiting.said)
+    end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=scribe.now())
+    told = posting(scribe, targets, reply_text(outcome), "reply", turn_id=waiting.turn_id)
+    return (*taking(waiting), end, *told)
+
+
+def has_ended(session: Session, waiting: Waiting, outcome: TurnOutcome) -> None:
+    """That is durable."""
+    _tell(session, waiting.turn_id, session.scribe.page.session_id, outcome)
 
 
 async def _end_resumed(session: Session, turn_id: TurnId, outcome: TurnOutcome) -> None:

@@ -197,6 +197,7 @@ class Session(ScribeEvents):
                 if answer is not None:
                     answer.give(repeat)
             elif isinstance(message, Submit):
+                await reception.prepare(self, message)
                 # Room first: between it and posting there is no checkpoint.
                 await self.scribe.writer.room()
                 accepted = reception.accept(self, message)

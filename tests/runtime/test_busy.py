@@ -20,7 +20,7 @@ from onepen import (
     open_runtime,
 )
 
-from ..contract.agents import call, query, result, snapshot, sound, texts
+from ..contract.agents import Commits, call, query, result, snapshot, sound, texts
 from .scripted import LIMIT_S, Disk, Held, directory_of, inline, serving, until
 
 if TYPE_CHECKING:
@@ -166,6 +166,53 @@ async def test_the_latest_takes_the_place_of_what_waits(
     assert (await latest.reply()).text == "re: three"
     assert desk.order == ["slow", "three"]
     assert query(path, "SELECT count(*) FROM inbox WHERE body IS NOT NULL") == [(0,)]
+
+
+async def test_what_was_superseded_ends_in_the_transaction_that_accepts_the_latest(
+    path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A7: no crash can find them side by side, and run what was taken back."""
+    queued = "SELECT i.inbound_id FROM inbox i JOIN turns t ON t.n = i.turn WHERE state = 'queued'"
+    seen: list[set[str]] = []
+    commits = Commits(monkeypatch)
+    async with open_runtime(path, agent=desk) as runtime:
+        await _begin(runtime, desk)
+        for name in ("one", "two"):
+            await runtime.submit(KEY, Inbound(name, id=name))
+        commits.after = lambda: seen.append({name for (name,) in query(path, queued)})
+        latest = await runtime.submit(KEY, Inbound("three", id="three"), busy="latest")
+        assert seen == [{"three"}]
+        commits.after = None
+        desk.let_go.set()
+        await latest.reply()
+    sound(path)
+
+
+async def test_a_latest_message_that_is_refused_takes_nobodys_place(path: Path) -> None:
+    """What waited goes on waiting, in its order."""
+    disk, held = Disk(), Held("one", "two", OTHER)
+    async with inline(path, held, at=disk.at) as runtime:
+        await runtime.submit(KEY, "slow")
+        await held.begun["slow"].wait()
+        await runtime.ask(OTHER, OTHER)
+        old = [await runtime.submit(KEY, text) for text in ("one", "two")]
+        inbound = Inbound(OTHER, id="u1")
+
+        async def submit_here() -> None:
+            with pytest.raises(ConflictError):
+                await runtime.submit(KEY, inbound, busy="latest")
+
+        with trio.fail_after(LIMIT_S):
+            disk.hold()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(runtime.submit, OTHER, inbound)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(submit_here)
+                await trio.testing.wait_all_tasks_blocked()
+                disk.let_go()
+            held.go_on["slow"].set()
+            assert [(await one.reply()).text for one in old] == ["re one", "re two"]
+    sound(path)
 
 
 async def test_a_rejected_message_leaves_nothing_behind(
