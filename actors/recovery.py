@@ -63,7 +63,7 @@ async def end_waiting(session: Session, waiting: Waiting, outcome: TurnOutcome) 
     """
     scribe = session.scribe
     if waiting.attempt > 1:
-        await _end_resumed(session, waiting.turn_id, outcome)
+        await end_begun(session, waiting.turn_id, outcome)
         return
     for said in waiting.said:
         receipt = None if said.ticket is None else await scribe.receipt_of(said.ticket)
@@ -92,8 +92,8 @@ def has_ended(session: Session, waiting: Waiting, outcome: TurnOutcome) -> None:
     _tell(session, waiting.turn_id, session.scribe.page.session_id, outcome)
 
 
-async def _end_resumed(session: Session, turn_id: TurnId, outcome: TurnOutcome) -> None:
-    """One that was to have another attempt: what the last one has left open is closed."""
+async def end_begun(session: Session, turn_id: TurnId, outcome: TurnOutcome) -> None:
+    """A turn that nobody runs, as it is stored now: rotations have carried it along."""
     turn = await session.scribe.read(lambda reader: reader.turn(turn_id))
     if turn is None:
         return
@@ -170,9 +170,9 @@ async def another_attempt(session: Session, turn: StoredTurn) -> Waiting | None:
 
 async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
     entries, effects, asks, model_calls = await _what_belongs(session, turn.id)
-    rows = [m for m in session.scribe.page.messages if m.turn_id == turn.id and m.role == "user"]
-    if not rows:
+    if not is_here(session, turn.id):
         return None
+    rows = [m for m in session.scribe.page.messages if m.turn_id == turn.id and m.role == "user"]
     source = entries[0].source if entries else ""
     said = tuple(
         Said(
@@ -189,6 +189,14 @@ async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
         effects=effects,
         asks=asks,
         model_calls=model_calls,
+    )
+
+
+def is_here(session: Session, turn_id: TurnId) -> bool:
+    """Whether a turn that has begun can go on: its messages are in the key's open session."""
+    page = session.scribe.page
+    return page.end_kind != "boundary" and any(
+        m.turn_id == turn_id and m.role == "user" for m in page.messages
     )
 
 
@@ -246,10 +254,9 @@ async def _end(
     """The end of a turn that nobody runs: results for its open calls, and a word to the user."""
     scribe = session.scribe
     entries, effects, asks, _ = await _what_belongs(session, turn.id)
-    page, now = scribe.page, scribe.now()
-    here = turn.session_id == page.session_id and page.stored and page.end_kind is None
     text = reply_text(outcome)
     await scribe.room()
+    page, now = scribe.page, scribe.now()
     closing: tuple[AnyCommand, ...] = (
         *unknown_effects(effects, now),
         *withdrawing(scribe.key, asks, now),
@@ -257,14 +264,14 @@ async def _end(
         *more,
         *posting(scribe, targets_in(entries), text, "reply", turn_id=turn.id),
     )
-    if here:
-        calls = open_calls(m for m in page.messages if m.turn_id == turn.id)
+    calls = open_calls(m for m in page.messages if m.turn_id == turn.id)
+    if calls and page.end_kind != "boundary":
         why = "the process died before there was one"
         if outcome.cause not in ("crash", "dead_letter"):
             why = f"the turn was {outcome.kind}"
         fates = fates_of(effects)
         rows = closing_results(calls.values(), why, scribe.fresh_uid, now, fates)
-        ticket = scribe.write(rows, turn_id=turn.id, after=closing)
+        ticket = scribe.write_late(rows, turn.id, closing)
     else:
         ticket = scribe.note(closing)
     receipt = await scribe.receipt_of(ticket)
@@ -278,6 +285,10 @@ async def _end(
 
 async def _park(session: Session, turn: StoredTurn) -> None:
     """Leave it alone until it is answered; if that has happened, it goes on."""
+    if not is_here(session, turn.id):
+        # Another key has taken its session over while nobody served this one.
+        await _end(session, turn, TurnOutcome(kind="interrupted", cause="moved"))
+        return
     asks = (await _what_belongs(session, turn.id)).asks
     parked = session.parked[turn.id] = Parked(turn, set(asks))
     if not asks:
@@ -298,6 +309,20 @@ async def unpark(session: Session, parked: Parked) -> None:
     session.go_on()
 
 
-async def end_parked(session: Session, parked: Parked, outcome: TurnOutcome) -> None:
-    """It was stopped before it was answered; its questions are withdrawn."""
-    await _end(session, parked.turn, outcome)
+# Turns of another key ------------------------------------------------------------------------
+
+
+async def close_brought(session: Session) -> None:
+    """Results for the calls that a session brings along whose turn belongs to its last key."""
+    scribe, messages = session.scribe, session.scribe.page.messages
+    calls = open_calls(messages)
+    if not calls:
+        return
+    turn_id = messages[-1].turn_id
+    effects = () if turn_id is None else (await _what_belongs(session, turn_id)).effects
+    await scribe.room()
+    why = "another key has taken the session over"
+    rows = closing_results(calls.values(), why, scribe.fresh_uid, scribe.now(), fates_of(effects))
+    receipt = await scribe.receipt_of(scribe.write(rows, turn_id=turn_id))
+    if isinstance(receipt, Refused):
+        raise receipt.error()

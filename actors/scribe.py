@@ -314,6 +314,13 @@ class Scribe:
             added.extend(page.append(drafts, turn_id))
         return ticket
 
+    def write_late(
+        self, drafts: tuple[Draft, ...], turn_id: TurnId, after: tuple[AnyCommand, ...]
+    ) -> Ticket:
+        """The same for a turn that nobody runs: a suspended session is open again with it."""
+        with self._all_or_nothing():
+            return self.write(drafts, turn_id=turn_id, before=self._reopened(), after=after)
+
     def start(
         self,
         drafts: tuple[Draft, ...],
@@ -385,10 +392,14 @@ class Scribe:
                 )
             )
             page.stored = True
-        elif page.end_kind == "suspension":
-            commands += self.reopening()
-            page.end_kind, page.end_version = None, page.end_version + 1
-        return tuple(commands)
+        return (*commands, *self._reopened())
+
+    def _reopened(self) -> tuple[AnyCommand, ...]:
+        """It is, in memory, with what is posted now."""
+        reopening = self.reopening()
+        if reopening:
+            self.page.end_kind, self.page.end_version = None, self.page.end_version + 1
+        return reopening
 
     def reopening(self) -> tuple[AnyCommand, ...]:
         """A suspended session is opened by whoever changes it, in the same unit."""

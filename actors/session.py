@@ -133,7 +133,7 @@ class Session(ScribeEvents):
         self.waiting: list[Waiting] = []
         self.accepting = Accepting()
         self.parked: dict[TurnId, Parked] = {}  # turns that an earlier actor left waiting
-        self._ending: list[tuple[Parked, TurnOutcome]] = []  # those of them that are to end
+        self._ending: list[tuple[TurnId, TurnOutcome]] = []  # turns nobody runs that are to end
         self.stopping = False
         self.doubtful = False  # an operation failed: memory must be compared with storage first
         self.last_turn_id: TurnId | None = None  # of the turn that the agent has last run
@@ -395,7 +395,7 @@ class Session(ScribeEvents):
                 self.waiting[:0] = running.steering
                 self.turn = None
             elif self._ending:
-                await recovery.end_parked(self, *self._ending.pop(0))
+                await recovery.end_begun(self, *self._ending.pop(0))
             elif not self.stopping and (operation := self._next_operation()) is not None:
                 # Behind one that ends the actor none is begun: it is sent again, untouched.
                 self._operations.remove(operation)
@@ -436,6 +436,10 @@ class Session(ScribeEvents):
             if waiting.not_before_s > trio.current_time():
                 break
             del self.waiting[0]
+            if waiting.attempt > 1 and not recovery.is_here(self, waiting.turn_id):
+                outcome = TurnOutcome(kind="interrupted", cause="moved")
+                self._ending.append((waiting.turn_id, outcome))
+                break
             before = taking(waiting) if waiting.attempt == 1 else ()
             running = RunningTurn(self, waiting, self._user_rows(waiting), before)
             self._post_start(running)
@@ -450,8 +454,16 @@ class Session(ScribeEvents):
     def _operate(self, operation: _Operation) -> None:
         self._operations.append(operation)
         if operation.operate.interrupts:
+            self._end_resumed(operation.operate.name)
             self.interrupt(operation.operate.name)
         self.go_on()
+
+    def _end_resumed(self, cause: str) -> None:
+        """What has begun ends with the session it is in, also while it waits for a slot."""
+        for waiting in [one for one in self.waiting if one.attempt > 1 and cause != SHUTDOWN]:
+            self.waiting.remove(waiting)
+            outcome = TurnOutcome(kind="interrupted", cause=cause)
+            self._ending.append((waiting.turn_id, outcome))
 
     async def _run_operation(self, operation: _Operation) -> None:
         answer = operation.answer
@@ -494,7 +506,7 @@ class Session(ScribeEvents):
             if turn_id in (None, parked.turn.id) and cause != SHUTDOWN:
                 del self.parked[parked.turn.id]
                 outcome = TurnOutcome(kind="interrupted", cause=cause)
-                self._ending.append((parked, outcome))
+                self._ending.append((parked.turn.id, outcome))
                 stopped = True
         if stopped:
             self.go_on()
