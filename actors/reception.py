@@ -69,8 +69,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
     superseded: list[Waiting] = []
     if submit.busy == "latest":
         superseded = [one for one in waiting if _may_give_way(one)]
-    if len(waiting) - len(superseded) >= session.settings.waiting_per_key_max:
-        raise SessionBusyError(session.key, 1.0, why=f"{len(waiting)} messages wait already")
+    _check_room(session, len(waiting) - len(superseded))
     debounce_s = submit.debounce_s if submit.busy == "collect" else 0.0
     start = session.may_start and debounce_s <= 0 and session.claim.take()
     disposition: Disposition = "started" if start else "superseded" if superseded else "queued"
@@ -176,11 +175,17 @@ def _rejected(session: Session, submit: Submit) -> Accepted:
     return Accepted(submit.turn_id, "rejected", 0, trio.lowlevel.checkpoint, reply)
 
 
+def _check_room(session: Session, waiting: int) -> None:
+    """For one more beside so many that wait, and those that are to come into the running turn."""
+    waiting += 0 if session.turn is None else len(session.turn.steering)
+    if waiting >= session.settings.waiting_per_key_max:
+        raise SessionBusyError(session.key, 1.0, why=f"{waiting} messages wait already")
+
+
 def _merge(session: Session, submit: Submit, said: Said) -> Accepted:
     """One more message for the turn that waits last."""
     before = session.waiting[-1]
-    if sum(len(one.said) for one in session.waiting) >= session.settings.waiting_per_key_max:
-        raise SessionBusyError(session.key, 1.0, why="too many messages wait already")
+    _check_room(session, sum(len(one.said) for one in session.waiting))
     turn_id = before.turn_id
     accepted: AnyCommand = _acceptance(session, submit, said, turn_id, "merged", keep=True)
 
@@ -206,6 +211,7 @@ def _steer(session: Session, submit: Submit, said: Said) -> Accepted:
     So that nothing is lost if that one ends first: then it is simply the next.
     """
     assert session.turn is not None
+    _check_room(session, len(session.waiting))
     opened = (
         *submit.along,
         OpenTurn(turn_id=submit.turn_id, key=session.line.key, at_ms=session.scribe.now()),
