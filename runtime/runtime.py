@@ -245,7 +245,7 @@ class Runtime:
 
         Cancelling it leaves the turn running, unless `on_cancel` says that it is interrupted.
         """
-        _check_outside(key, "ask")
+        self._check_outside(key, "ask")
         turn_id = self._fresh_turn_id()
         try:
             accepted = await self._submit(key, message, turn_id, busy, debounce_s)
@@ -427,8 +427,19 @@ class Runtime:
     async def _ask(self, key: str, operation: Operate[T]) -> T:
         checked = SessionKey(check_key(key))
         if not operation.interrupts:
-            _check_outside(key, operation.name)
+            self._check_outside(key, operation.name)
         return await self._directory.ask(checked, source_of(key), operation)
+
+    def _check_outside(self, key: str, what: str) -> None:
+        """Raise where waiting would be for ever: the turn would wait for its own end."""
+        inside = inside_turn.get()
+        mine = inside is not None and inside.writer is self._surroundings.writer
+        if inside is not None and mine and inside.key == key and not inside.over:
+            raise InvalidContentError(
+                "key",
+                f"{what} is called from inside a turn of {key}, for whose end it would wait",
+                hint="use what `turn` offers, or do it when the turn is over",
+            )
 
     # The runtime itself --------------------------------------------------------------------------
 
@@ -477,17 +488,6 @@ def check_key(key: str) -> str:
     if size > _KEY_BYTES_MAX:
         raise InvalidContentError("key", f"{size} bytes are too many", hint="keep it under 1 KiB")
     return key
-
-
-def _check_outside(key: str, what: str) -> None:
-    """Raise where waiting would be for ever: the turn would wait for its own end."""
-    inside = inside_turn.get()
-    if inside is not None and inside.key == key and not inside.over:
-        raise InvalidContentError(
-            "key",
-            f"{what} is called from inside a turn of {key}, for whose end it would wait",
-            hint="use what `turn` offers, or do it when the turn is over",
-        )
 
 
 def _is_text(value: object) -> bool:
