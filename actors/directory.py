@@ -117,7 +117,8 @@ class Directory:
         """The answer of the key's actor, which is started if there is none.
 
         Raises what the actor raises, `SessionBusyError`, `SessionCrashedError` and
-        `RuntimeClosedError`. Cancelling takes nothing back.
+        `RuntimeClosedError`. Cancelling takes nothing back but an operation that still waits for
+        the running turn.
         """
         while True:
             entry = await self._entry(key, source)

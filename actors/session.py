@@ -37,7 +37,15 @@ from .binding import Binding
 from .compression import SummaryRaised
 from .effects import fates_of
 from .exchanges import closing_results, open_calls
-from .line import SHUTDOWN, Interrupt, Operate, SessionCrashedError, Settle, Submit
+from .line import (
+    SHUTDOWN,
+    Interrupt,
+    Operate,
+    SessionBusyError,
+    SessionCrashedError,
+    Settle,
+    Submit,
+)
 from .mailbox import Answer, MailboxClosedError, run_actor
 from .messages import user_draft
 from .recovery import Parked, taking
@@ -346,6 +354,7 @@ class Session(ScribeEvents):
 
     def _next_operation(self) -> _Operation | None:
         """The next operation that may run: behind a parked turn those wait that would mind it."""
+        self._drop_unwanted()
         for one in self._operations:
             if not self.parked or one.operate.beside or one.operate.interrupts:
                 return one
@@ -355,6 +364,7 @@ class Session(ScribeEvents):
         """The next operation that may run beside the turn, which waits for a person."""
         if self.turn is None or not self.turn.pause.undisturbed:
             return None
+        self._drop_unwanted()
         return next((one for one in self._operations if one.operate.beside), None)
 
     async def _work_beside(self) -> None:
@@ -452,11 +462,24 @@ class Session(ScribeEvents):
         self._operate(_Operation(operate, None))
 
     def _operate(self, operation: _Operation) -> None:
+        self._drop_unwanted()
+        # One that interrupts waits for nobody, so there are never many of them.
+        full = len(self._operations) >= self.settings.mailbox_size_max
+        if full and not operation.operate.interrupts:
+            raise SessionBusyError(self.key, 1.0, why="too many operations wait for its turn")
         self._operations.append(operation)
         if operation.operate.interrupts:
             self._end_resumed(operation.operate.name)
             self.interrupt(operation.operate.name)
         self.go_on()
+
+    def _drop_unwanted(self) -> None:
+        """What waits for the running turn is not done when whoever asked for it has left."""
+        for one in list(self._operations):
+            answer = one.answer
+            if answer is not None and not answer.awaited and not one.operate.interrupts:
+                self._operations.remove(one)
+                answer.fail(SessionBusyError(self.key, 0.0, why="nobody has waited for it"))
 
     def _end_resumed(self, cause: str) -> None:
         """What has begun ends with the session it is in, also while it waits for a slot."""
