@@ -162,6 +162,11 @@ class Session(ScribeEvents):
     def key(self) -> str:
         return self.line.key
 
+    @property
+    def ready(self) -> bool:
+        """Whether it has taken over what the key's last actor left."""
+        return self._ready
+
     async def run(self) -> None:
         """Until the mailbox is closed and read, or something goes wrong."""
         async with trio.open_nursery() as nursery:

@@ -129,6 +129,7 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
         inside.over = True
         agents.running -= 1
         turn.over = running.done = True
+        running.pause.end()
         running.task = None
     if result is not None:
         return as_stopped(running, result)

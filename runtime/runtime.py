@@ -275,10 +275,14 @@ class Runtime:
     def interrupt(self, key: str) -> Interruption:
         """Stop the key's running turn, at once; true if there was one.
 
-        Waiting messages stay: the next of them starts.
+        Waiting messages stay: the next of them starts. A turn that waits for a person is stopped
+        too, though its key is not served just now; awaiting the result tells whether there was one.
         """
-        done = self._directory.interrupt(SessionKey(check_key(key)), "person")
-        return Interruption(done=done)
+        checked = SessionKey(check_key(key))
+        if self._directory.interrupt(checked, "person"):
+            return Interruption(done=True)
+        later = self._directory.interrupt_stored(checked, source_of(key), "person")
+        return Interruption(done=False, later=later)
 
     @asynccontextmanager
     async def events(self, key: str, after: Position | None = None) -> AsyncGenerator[Subscription]:

@@ -25,7 +25,7 @@ from onepen import (
 from onepen.testing import FakePlatform
 
 from ..contract.agents import LONG, call, problems, query, result, snapshot, sound, stored
-from .scripted import LoopClock, directory_of, inline, serving, until
+from .scripted import LIMIT_S, LoopClock, directory_of, inline, serving, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -598,6 +598,56 @@ async def test_a_turn_that_waits_when_its_key_is_taken_over_says_so(path: Path) 
         assert (reply.outcome.kind, reply.outcome.cause) == ("interrupted", "rest")
         assert "moved" in reply.text
         assert (await runtime.deliveries.list())[0].text == reply.text
+    sound(path)
+
+
+async def test_a_turn_that_waits_is_interrupted_though_its_actor_is_not_in_memory(
+    path: Path,
+) -> None:
+    """Whether somebody served the key just now is nothing that a person who says stop can know."""
+    async with open_runtime(path, agent=calling) as runtime:
+        submission = await runtime.submit(KEY, "ask")
+        await asked(runtime)
+        left = snapshot(path, path.with_name("left.db"))
+    async with serving(left, calling) as runtime:
+        directory = directory_of(runtime)
+        await until(lambda: directory.evict_idle() == 1)
+        await until(lambda: directory.live == 0)
+        assert await runtime.interrupt(KEY)
+        await until(lambda: query(left, "SELECT 1 FROM turns WHERE state <> 'ended'") == [])
+        outcome = (await runtime.turns.get(submission.turn_id)).outcome
+        assert outcome is not None
+        assert (outcome.kind, outcome.cause) == ("interrupted", "person")
+        assert not await runtime.interrupt(KEY)
+        assert not await runtime.interrupt(OTHER)
+    sound(left)
+
+
+async def test_a_task_that_outlives_its_turn_is_not_left_waiting_for_an_answer(
+    path: Path,
+) -> None:
+    """INV-15: its question is withdrawn with the turn, so nobody can answer it."""
+    told: list[InvalidContentError] = []
+
+    async def ask(turn: Turn) -> None:
+        try:
+            await turn.ask_user("may I?")
+        except InvalidContentError as error:
+            told.append(error)
+
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+
+            async def agent(turn: Turn) -> str:
+                nursery.start_soon(ask, turn)
+                await asked(runtime)
+                return "done"
+
+            async with open_runtime(path, agent=agent) as runtime:
+                assert (await runtime.ask(KEY, "go")).text == "done"
+                await until(lambda: bool(told))
+                assert await runtime.approvals.list(KEY) == ()
+    assert told[0].field == "turn"
     sound(path)
 
 
