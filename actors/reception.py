@@ -24,7 +24,7 @@ import trio
 
 from ..storage.commands import AcceptInbound, OpenTurn
 from ..storage.records import TurnOutcome
-from ..storage.units import Durable, Refused
+from ..storage.units import Durable
 from . import moves, recovery
 from .line import Accepted, Said, SessionBusyError, Waiting
 from .mailbox import Answer
@@ -68,7 +68,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
         return _steer(session, submit, said)
     superseded: list[Waiting] = []
     if submit.busy == "latest":
-        superseded = [one for one in waiting if _may_give_way(one)]
+        superseded = [one for one in waiting if one.attempt == 1 and _is_stored(one)]
     _check_room(session, len(waiting) - len(superseded))
     debounce_s = submit.debounce_s if submit.busy == "collect" else 0.0
     start = session.may_start and debounce_s <= 0 and session.claim.take()
@@ -98,6 +98,9 @@ def accept(session: Session, submit: Submit) -> Accepted:
         raise
     for one in superseded:
         waiting.remove(one)
+    if submit.busy == "latest":
+        for one in [one for one in waiting if one.attempt == 1]:  # not stored, or not yet
+            session.take_back(one.turn_id, "superseded")
     turn = turn._replace(said=tuple(one._replace(ticket=ticket) for one in all_said))
     if submit.busy == "interrupt":
         waiting.insert(0, turn)
@@ -148,9 +151,8 @@ def _begin_anew_if_due(session: Session, submit: Submit) -> None:
         session.operate(moves.reset("expired"))
 
 
-def _may_give_way(waiting: Waiting) -> bool:
-    refused = waiting.ticket is not None and isinstance(waiting.ticket.receipt, Refused)
-    return waiting.attempt == 1 and not refused
+def _is_stored(waiting: Waiting) -> bool:
+    return waiting.ticket is None or isinstance(waiting.ticket.receipt, Durable)
 
 
 def _announcing(
