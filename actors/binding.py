@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 if TYPE_CHECKING:
     from ..storage.identity import SessionId, SessionKey
+    from .writer import WriterRef
 
 
 class CurrentSession(NamedTuple):
@@ -39,10 +40,11 @@ class Binding:
 class Inside:
     """A turn, for code that it has started: whether it still runs."""
 
-    __slots__ = ("key", "over")
+    __slots__ = ("key", "over", "writer")
 
-    def __init__(self, key: SessionKey) -> None:
+    def __init__(self, key: SessionKey, writer: WriterRef) -> None:
         self.key = key
+        self.writer = writer  # tells the runtimes of a process apart
         self.over = False
 
 

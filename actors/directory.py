@@ -117,7 +117,8 @@ class Directory:
         """The answer of the key's actor, which is started if there is none.
 
         Raises what the actor raises, `SessionBusyError`, `SessionCrashedError` and
-        `RuntimeClosedError`. Cancelling takes nothing back.
+        `RuntimeClosedError`. Cancelling takes nothing back but an operation that still waits for
+        the running turn.
         """
         while True:
             entry = await self._entry(key, source)
@@ -156,6 +157,33 @@ class Directory:
         return session.interrupt(cause, turn_id) or (
             turn_id is not None and session.take_back(turn_id, cause)
         )
+
+    def interrupt_stored(self, key: SessionKey, source: str, cause: str) -> Answer[bool] | None:
+        """The same for a turn that nobody here knows of: it waits for a person since before its
+        actor left memory. `None` if there is none for sure.
+        """
+        entry = self._entries.get(key)
+        served = entry is not None and entry.session is not None and entry.session.ready
+        if served or self._closed is not None:
+            return None
+        answer: Answer[bool] = Answer()
+        self.spawn(self._interrupt_stored, key, source, cause, answer)
+        return answer
+
+    async def _interrupt_stored(
+        self, key: SessionKey, source: str, cause: str, answer: Answer[bool]
+    ) -> None:
+        done = False
+        try:
+            read = self._surroundings.writer.read
+            for turn in await read(lambda reader: reader.unfinished_turns(key)):
+                if turn.state != "queued":  # by its id: another may have begun meanwhile
+                    done = await self.ask(key, source, Interrupt(turn.id, cause)) or done
+            answer.give(done)
+        except OnepenError as error:
+            answer.fail(error)
+        finally:
+            answer.fail(RuntimeClosedError("the runtime has ended"))  # unless it was answered
 
     async def subscribe(
         self,

@@ -127,6 +127,7 @@ class Said(NamedTuple):
     source: str
     inbound_id: str
     body: records.Inbound
+    ticket: Ticket | None = None  # of its acceptance, if that was this actor's
 
 
 class Waiting(NamedTuple):
@@ -134,7 +135,6 @@ class Waiting(NamedTuple):
 
     turn_id: TurnId
     said: tuple[Said, ...]
-    ticket: Ticket | None = None  # of what was accepted last
     attempt: int = 1
     stored: bool = False  # found in storage, by an actor that was started later
     not_before_s: float = 0.0
@@ -146,6 +146,17 @@ class Waiting(NamedTuple):
     @property
     def source(self) -> str:
         return self.said[0].source
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """Of what was accepted last."""
+        return self.said[-1].ticket
+
+    def without(self, refused: Said) -> Waiting:
+        """The same, but for a message that is not stored after all."""
+        name = (refused.source, refused.inbound_id)
+        kept = tuple(one for one in self.said if (one.source, one.inbound_id) != name)
+        return self._replace(said=kept)
 
     @property
     def bodies(self) -> tuple[records.Inbound, ...]:

@@ -13,6 +13,7 @@ from ..storage.commands import Branch, CreateSession, OpenIncarnation, ReopenSes
 from ..storage.edge import check_session_id, check_unit
 from ..storage.errors import InvalidContentError, MissingError, SessionHeldError
 from ..storage.units import Unit
+from . import recovery
 from .exchanges import safe_cut
 from .finalize import finalize
 from .line import Operate
@@ -146,6 +147,8 @@ async def _switch(
     if commands:
         await session.scribe.commit(tuple(commands))
         await _follow(session)
+        if take_over is not None:
+            await recovery.close_brought(session)
     return row is not None
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, final
 import trio
 
 from ..storage.commands import AnswerQuestion, StartTurn, SuspendTurn
-from ..storage.errors import OnepenError
+from ..storage.errors import InvalidContentError, OnepenError
 from .mailbox import Answer
 
 if TYPE_CHECKING:
@@ -128,6 +128,11 @@ class Pause:
             # It stays open until the turn ends.
             logger.info("%s: question %s is not withdrawn: %s", scribe.key, question_key, error)
 
+    def end(self) -> None:
+        """The turn is over: whoever still waits in it, beside its agent, waits for nobody."""
+        for answer in self._waited_for.values():
+            answer.fail(turn_over())
+
     # Coming back ---------------------------------------------------------------------------------
 
     def _come_back_if_over(self) -> None:
@@ -169,6 +174,11 @@ class Pause:
         if self.resting:
             self.resting = False
             running.scope.deadline = turn.deadline = trio.current_time() + self._left_s
+
+
+def turn_over() -> InvalidContentError:
+    """What is said to whoever goes on with a turn that has ended."""
+    return InvalidContentError("turn", "it is over", hint="use a turn only until its agent returns")
 
 
 def withdrawing(

@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..storage.commands import AcceptInbound, OpenTurn
+from ..storage.records import TurnOutcome
 from ..storage.units import Durable
-from . import moves
+from . import moves, recovery
 from .line import Accepted, Said, SessionBusyError, Waiting
 from .mailbox import Answer
 from .messages import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..storage.commands import AnyCommand
     from ..storage.identity import TurnId
@@ -39,6 +40,17 @@ if TYPE_CHECKING:
     from .line import Submit
     from .replies import Reply
     from .session import Session
+
+_SUPERSEDED = TurnOutcome(kind="interrupted", cause="superseded")
+
+
+async def prepare(session: Session, submit: Submit) -> None:
+    """What must be known before a message is accepted. Raises `StorageUnavailableError`."""
+    if submit.busy == "latest":
+        # Whose place it takes is said in its own unit, which must not name what was refused.
+        for waiting in tuple(session.waiting):
+            if waiting.ticket is not None:
+                await waiting.ticket.wait()
 
 
 def accept(session: Session, submit: Submit) -> Accepted:
@@ -54,11 +66,10 @@ def accept(session: Session, submit: Submit) -> Accepted:
         return _merge(session, submit, said)
     if submit.busy == "steer" and session.turn is not None and not session.turn.done:
         return _steer(session, submit, said)
-    superseded: list[TurnId] = []
+    superseded: list[Waiting] = []
     if submit.busy == "latest":
-        superseded = [one.turn_id for one in waiting if one.attempt == 1]
-    if len(waiting) - len(superseded) >= session.settings.waiting_per_key_max:
-        raise SessionBusyError(session.key, 1.0, why=f"{len(waiting)} messages wait already")
+        superseded = [one for one in waiting if one.attempt == 1 and _is_stored(one)]
+    _check_room(session, len(waiting) - len(superseded))
     debounce_s = submit.debounce_s if submit.busy == "collect" else 0.0
     start = session.may_start and debounce_s <= 0 and session.claim.take()
     disposition: Disposition = "started" if start else "superseded" if superseded else "queued"
@@ -67,6 +78,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
         OpenTurn(turn_id=submit.turn_id, key=line.key, at_ms=session.scribe.now()),
         _acceptance(session, submit, said, submit.turn_id, disposition, keep=not start),
         *(_more(session, submit, one, keep=not start) for one in submit.more),
+        *(c for one in superseded for c in recovery.ending(session, one, _SUPERSEDED)),
     )
     reply = line.reply_of(submit.turn_id)
     if submit.repeatable:
@@ -77,16 +89,19 @@ def accept(session: Session, submit: Submit) -> Accepted:
         if start:
             running = session.start(turn, opened)
             return Accepted(submit.turn_id, "started", 0, running.accepted.wait, reply)
-        ticket = session.scribe.note(opened, then=_announcing(session, submit))
+        ticket = session.scribe.note(opened, then=_announcing(session, submit, superseded))
     except BaseException:
         if start and session.turn is None:
             session.claim.give_back()
         line.replies.pop(submit.turn_id, None)
         session.accepting.forget(submit.source, submit.inbound_id)
         raise
-    for turn_id in superseded:
-        session.take_back(turn_id, "superseded")
-    turn = turn._replace(ticket=ticket)
+    for one in superseded:
+        waiting.remove(one)
+    if submit.busy == "latest":
+        for one in [one for one in waiting if one.attempt == 1]:  # not stored, or not yet
+            session.take_back(one.turn_id, "superseded")
+    turn = turn._replace(said=tuple(one._replace(ticket=ticket) for one in all_said))
     if submit.busy == "interrupt":
         waiting.insert(0, turn)
         session.interrupt("superseded")
@@ -136,12 +151,22 @@ def _begin_anew_if_due(session: Session, submit: Submit) -> None:
         session.operate(moves.reset("expired"))
 
 
-def _announcing(session: Session, submit: Submit) -> Callable[[Receipt], None]:
+def _is_stored(waiting: Waiting) -> bool:
+    return waiting.ticket is None or isinstance(waiting.ticket.receipt, Durable)
+
+
+def _announcing(
+    session: Session, submit: Submit, superseded: Sequence[Waiting] = ()
+) -> Callable[[Receipt], None]:
     def received(receipt: Receipt) -> None:
         if isinstance(receipt, Durable):
             session.line.stream.publish("turn.queued", turn_id=submit.turn_id)
+            for one in superseded:
+                recovery.has_ended(session, one, _SUPERSEDED)
         else:
             session.accepting.forget(submit.source, submit.inbound_id)
+            session.waiting[:0] = superseded
+            session.go_on()
 
     return received
 
@@ -152,29 +177,31 @@ def _rejected(session: Session, submit: Submit) -> Accepted:
     return Accepted(submit.turn_id, "rejected", 0, trio.lowlevel.checkpoint, reply)
 
 
+def _check_room(session: Session, waiting: int) -> None:
+    """For one more beside so many that wait, and those that are to come into the running turn."""
+    waiting += 0 if session.turn is None else len(session.turn.steering)
+    if waiting >= session.settings.waiting_per_key_max:
+        raise SessionBusyError(session.key, 1.0, why=f"{waiting} messages wait already")
+
+
 def _merge(session: Session, submit: Submit, said: Said) -> Accepted:
     """One more message for the turn that waits last."""
     before = session.waiting[-1]
-    if sum(len(one.said) for one in session.waiting) >= session.settings.waiting_per_key_max:
-        raise SessionBusyError(session.key, 1.0, why="too many messages wait already")
+    _check_room(session, sum(len(one.said) for one in session.waiting))
     turn_id = before.turn_id
     accepted: AnyCommand = _acceptance(session, submit, said, turn_id, "merged", keep=True)
-
-    def without(waiting: Waiting) -> Waiting:
-        kept = tuple(one for one in waiting.said if one is not said)
-        return waiting._replace(said=kept, ticket=before.ticket)
 
     def received(receipt: Receipt) -> None:
         if not isinstance(receipt, Durable):
             session.accepting.forget(submit.source, submit.inbound_id)
-            session.replace_waiting(turn_id, without)
+            session.replace_waiting(turn_id, lambda waiting: waiting.without(said))
 
     ticket = session.scribe.note((*submit.along, accepted), then=received)
     if submit.repeatable:
         session.accepting.note(session.line.key, submit._replace(turn_id=turn_id))
     not_before_s = trio.current_time() + submit.debounce_s
     session.waiting[-1] = before._replace(
-        said=(*before.said, said), ticket=ticket, not_before_s=not_before_s
+        said=(*before.said, said._replace(ticket=ticket)), not_before_s=not_before_s
     )
     reply = session.line.reply_of(turn_id)
     return Accepted(turn_id, "merged", len(session.waiting), ticket.durable, reply)
@@ -186,6 +213,7 @@ def _steer(session: Session, submit: Submit, said: Said) -> Accepted:
     So that nothing is lost if that one ends first: then it is simply the next.
     """
     assert session.turn is not None
+    _check_room(session, len(session.waiting))
     opened = (
         *submit.along,
         OpenTurn(turn_id=submit.turn_id, key=session.line.key, at_ms=session.scribe.now()),
@@ -195,5 +223,5 @@ def _steer(session: Session, submit: Submit, said: Said) -> Accepted:
     ticket = session.scribe.note(opened, then=_announcing(session, submit))
     if submit.repeatable:
         session.accepting.note(session.line.key, submit)
-    session.turn.steering.append(Waiting(submit.turn_id, (said,), ticket=ticket))
+    session.turn.steering.append(Waiting(submit.turn_id, (said._replace(ticket=ticket),)))
     return Accepted(submit.turn_id, "steered", 0, ticket.durable, reply)

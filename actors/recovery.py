@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ..storage.commands import EndTurn, SetAside, TakeInbound
 from ..storage.records import Inbound, TurnOutcome
-from ..storage.units import Durable
+from ..storage.units import Durable, Refused
 from .effects import fates_of, unknown_effects
 from .exchanges import closing_results, open_calls
 from .line import Said, Waiting
@@ -63,23 +63,37 @@ async def end_waiting(session: Session, waiting: Waiting, outcome: TurnOutcome) 
     """
     scribe = session.scribe
     if waiting.attempt > 1:
-        await _end_resumed(session, waiting.turn_id, outcome)
+        await end_begun(session, waiting.turn_id, outcome)
         return
-    if waiting.ticket is not None:
-        await scribe.receipt_of(waiting.ticket)
-    end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=scribe.now())
-    targets = targets_of(waiting.said)
-    told = posting(scribe, targets, reply_text(outcome), "reply", turn_id=waiting.turn_id)
-    commands: tuple[AnyCommand, ...] = (*taking(waiting), end, *told)
+    for said in waiting.said:
+        receipt = None if said.ticket is None else await scribe.receipt_of(said.ticket)
+        if isinstance(receipt, Refused):
+            waiting = waiting.without(said)
+            if not waiting.said:  # nothing of it is stored
+                session.line.fail_reply(waiting.turn_id, receipt.error())
+                return
     await scribe.room()
-    receipt = await scribe.receipt_of(scribe.note(commands))
+    receipt = await scribe.receipt_of(scribe.note(ending(session, waiting, outcome)))
     if not isinstance(receipt, Durable):
         raise receipt.error()
-    _tell(session, waiting.turn_id, scribe.page.session_id, outcome)
+    has_ended(session, waiting, outcome)
 
 
-async def _end_resumed(session: Session, turn_id: TurnId, outcome: TurnOutcome) -> None:
-    """One that was to have another attempt: what the last one has left open is closed."""
+def ending(session: Session, waiting: Waiting, outcome: TurnOutcome) -> tuple[AnyCommand, ...]:
+    """The end of a turn that has never begun, and what is told to whoever sent its messages."""
+    scribe, targets = session.scribe, targets_of(waiting.said)
+    end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=scribe.now())
+    told = posting(scribe, targets, reply_text(outcome), "reply", turn_id=waiting.turn_id)
+    return (*taking(waiting), end, *told)
+
+
+def has_ended(session: Session, waiting: Waiting, outcome: TurnOutcome) -> None:
+    """That is durable."""
+    _tell(session, waiting.turn_id, session.scribe.page.session_id, outcome)
+
+
+async def end_begun(session: Session, turn_id: TurnId, outcome: TurnOutcome) -> None:
+    """A turn that nobody runs, as it is stored now: rotations have carried it along."""
     turn = await session.scribe.read(lambda reader: reader.turn(turn_id))
     if turn is None:
         return
@@ -112,7 +126,9 @@ def _tell(session: Session, turn_id: TurnId, session_id: SessionId, outcome: Tur
 def taking(waiting: Waiting, into: TurnId | None = None) -> tuple[AnyCommand, ...]:
     """Its messages leave the inbox: for the transcript, or for good."""
     return tuple(
-        TakeInbound(source=said.source, inbound_id=said.inbound_id, into=into)
+        TakeInbound(
+            source=said.source, inbound_id=said.inbound_id, turn_id=waiting.turn_id, into=into
+        )
         for said in waiting.said
     )
 
@@ -139,6 +155,10 @@ async def recover(session: Session, loaded: Loaded) -> None:
             await _park(session, turn)
         elif turn.state == "queued" and turn.id in said:
             session.waiting.append(Waiting(turn.id, tuple(said[turn.id]), stored=True))
+        elif turn.state == "queued":
+            # Nobody could ever begin it, and whoever sent it would wait for ever.
+            error = "its message is no longer in the inbox"
+            await _end(session, turn, TurnOutcome(kind="failed", error=error, cause="storage"))
 
 
 async def another_attempt(session: Session, turn: StoredTurn) -> Waiting | None:
@@ -150,9 +170,9 @@ async def another_attempt(session: Session, turn: StoredTurn) -> Waiting | None:
 
 async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
     entries, effects, asks, model_calls = await _what_belongs(session, turn.id)
-    rows = [m for m in session.scribe.page.messages if m.turn_id == turn.id and m.role == "user"]
-    if not rows:
+    if not is_here(session, turn.id):
         return None
+    rows = [m for m in session.scribe.page.messages if m.turn_id == turn.id and m.role == "user"]
     source = entries[0].source if entries else ""
     said = tuple(
         Said(
@@ -169,6 +189,14 @@ async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
         effects=effects,
         asks=asks,
         model_calls=model_calls,
+    )
+
+
+def is_here(session: Session, turn_id: TurnId) -> bool:
+    """Whether a turn that has begun can go on: its messages are in the key's open session."""
+    page = session.scribe.page
+    return page.end_kind != "boundary" and any(
+        m.turn_id == turn_id and m.role == "user" for m in page.messages
     )
 
 
@@ -226,10 +254,9 @@ async def _end(
     """The end of a turn that nobody runs: results for its open calls, and a word to the user."""
     scribe = session.scribe
     entries, effects, asks, _ = await _what_belongs(session, turn.id)
-    page, now = scribe.page, scribe.now()
-    here = turn.session_id == page.session_id and page.stored and page.end_kind is None
     text = reply_text(outcome)
     await scribe.room()
+    page, now = scribe.page, scribe.now()
     closing: tuple[AnyCommand, ...] = (
         *unknown_effects(effects, now),
         *withdrawing(scribe.key, asks, now),
@@ -237,14 +264,14 @@ async def _end(
         *more,
         *posting(scribe, targets_in(entries), text, "reply", turn_id=turn.id),
     )
-    if here:
-        calls = open_calls(m for m in page.messages if m.turn_id == turn.id)
+    calls = open_calls(m for m in page.messages if m.turn_id == turn.id)
+    if calls and page.end_kind != "boundary":
         why = "the process died before there was one"
         if outcome.cause not in ("crash", "dead_letter"):
             why = f"the turn was {outcome.kind}"
         fates = fates_of(effects)
         rows = closing_results(calls.values(), why, scribe.fresh_uid, now, fates)
-        ticket = scribe.write(rows, turn_id=turn.id, after=closing)
+        ticket = scribe.write_late(rows, turn.id, closing)
     else:
         ticket = scribe.note(closing)
     receipt = await scribe.receipt_of(ticket)
@@ -258,6 +285,10 @@ async def _end(
 
 async def _park(session: Session, turn: StoredTurn) -> None:
     """Leave it alone until it is answered; if that has happened, it goes on."""
+    if not is_here(session, turn.id):
+        # Another key has taken its session over while nobody served this one.
+        await _end(session, turn, TurnOutcome(kind="interrupted", cause="moved"))
+        return
     asks = (await _what_belongs(session, turn.id)).asks
     parked = session.parked[turn.id] = Parked(turn, set(asks))
     if not asks:
@@ -278,6 +309,20 @@ async def unpark(session: Session, parked: Parked) -> None:
     session.go_on()
 
 
-async def end_parked(session: Session, parked: Parked, outcome: TurnOutcome) -> None:
-    """It was stopped before it was answered; its questions are withdrawn."""
-    await _end(session, parked.turn, outcome)
+# Turns of another key ------------------------------------------------------------------------
+
+
+async def close_brought(session: Session) -> None:
+    """Results for the calls that a session brings along whose turn belongs to its last key."""
+    scribe, messages = session.scribe, session.scribe.page.messages
+    calls = open_calls(messages)
+    if not calls:
+        return
+    turn_id = messages[-1].turn_id
+    effects = () if turn_id is None else (await _what_belongs(session, turn_id)).effects
+    await scribe.room()
+    why = "another key has taken the session over"
+    rows = closing_results(calls.values(), why, scribe.fresh_uid, scribe.now(), fates_of(effects))
+    receipt = await scribe.receipt_of(scribe.write(rows, turn_id=turn_id))
+    if isinstance(receipt, Refused):
+        raise receipt.error()

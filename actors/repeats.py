@@ -18,7 +18,7 @@ import trio
 
 from ..storage.errors import ConflictError
 from ..storage.identity import TurnId
-from .line import Accepted
+from .line import Accepted, SessionBusyError
 from .mailbox import Answer
 from .recovery import another_attempt
 from .replies import Reply, reply_text
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _REMEMBERED_MAX = 256
 _TAKEN_BACK_S = 0.01
+_LOOKS_MAX = 100  # meanwhile nothing else is read
 
 
 class _Known(NamedTuple):
@@ -118,7 +119,7 @@ async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
     def look(reader: Reader) -> tuple[Turn | None, tuple[Message, ...]]:
         return reader.turn(turn_id), reader.turn_messages(turn_id)
 
-    while True:
+    for _ in range(_LOOKS_MAX):
         turn, messages = await session.scribe.read(look)
         alive = _alive(session, turn_id)  # it may have begun while we looked
         if alive is not None or turn is None:
@@ -126,6 +127,8 @@ async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
         if turn.state == "ended" or turn_id in session.line.replies:
             break
         await trio.sleep(_TAKEN_BACK_S)  # it is being taken back, or has ended since we looked
+    else:
+        raise SessionBusyError(session.key, 1.0, why=f"turn {turn_id} is just ending")
     if turn.outcome is not None and turn.outcome.cause == "steered":
         # It was answered with the turn that it was steered into.
         into = TurnId(str((turn.outcome.detail or {}).get("into")))

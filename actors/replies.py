@@ -91,6 +91,8 @@ def _failed(outcome: TurnOutcome, error: str) -> str:
 def _interrupted(outcome: TurnOutcome) -> str:
     if outcome.cause in ("crash", "shutdown"):
         return "The work on your message was cut off. Please send it again."
+    if outcome.cause in ("moved", "rest"):
+        return "The conversation has moved elsewhere, and your message was not finished here."
     return ""
 
 

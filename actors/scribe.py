@@ -90,10 +90,11 @@ class Scribe:
         "_clock",
         "_hold",
         "_ids",
+        "_posted",
+        "_received",
         "_settings",
         "_settled",
         "_told",
-        "_unresolved",
         "broken",
         "incarnation",
         "key",
@@ -123,7 +124,7 @@ class Scribe:
         self._ids = ids
         self._settings = settings
         self._told = told
-        self._unresolved = 0
+        self._posted = self._received = 0  # units, and receipts, which come in the same order
         self._settled = trio.lowlevel.ParkingLot()
         self._hold = Hold(settings)
         self.broken: Refused | None = None
@@ -175,11 +176,11 @@ class Scribe:
     @property
     def settled(self) -> bool:
         """Whether every posted unit has its receipt."""
-        return self._unresolved == 0
+        return self._received == self._posted
 
     async def wait_settled(self) -> None:
         """Until every posted unit has its receipt, however long storage is down."""
-        while self._unresolved:
+        while not self.settled:
             await self._settled.park()
 
     async def wait_released(self) -> None:
@@ -244,7 +245,7 @@ class Scribe:
                 then(receipt)
 
         ticket = self.writer.post(Unit(commands, guards), received)
-        self._unresolved += 1
+        self._posted += 1
         return ticket
 
     async def commit(
@@ -258,8 +259,13 @@ class Scribe:
         return receipt
 
     async def read(self, view: Callable[[Reader], T]) -> T:
-        """Read behind everything that was posted."""
-        await self.wait_settled()
+        """Read behind everything that was posted until now.
+
+        And not behind what is posted meanwhile: an agent that writes without end holds up nobody.
+        """
+        posted = self._posted
+        while self._received < posted:
+            await self._settled.park()
         return await self.writer.read(view)
 
     def write(
@@ -309,10 +315,17 @@ class Scribe:
         # What has no rows is chained as well: the end of a turn must not outlive a refused row.
         guard = self.guard(base=not first, revision=first)
         ticket = self.writer.post(Unit(commands, (guard,)), received, past_bounds=past_bounds)
-        self._unresolved += 1
+        self._posted += 1
         if drafts:
             added.extend(page.append(drafts, turn_id))
         return ticket
+
+    def write_late(
+        self, drafts: tuple[Draft, ...], turn_id: TurnId, after: tuple[AnyCommand, ...]
+    ) -> Ticket:
+        """The same for a turn that nobody runs: a suspended session is open again with it."""
+        with self._all_or_nothing():
+            return self.write(drafts, turn_id=turn_id, before=self._reopened(), after=after)
 
     def start(
         self,
@@ -385,10 +398,14 @@ class Scribe:
                 )
             )
             page.stored = True
-        elif page.end_kind == "suspension":
-            commands += self.reopening()
-            page.end_kind, page.end_version = None, page.end_version + 1
-        return tuple(commands)
+        return (*commands, *self._reopened())
+
+    def _reopened(self) -> tuple[AnyCommand, ...]:
+        """It is, in memory, with what is posted now."""
+        reopening = self.reopening()
+        if reopening:
+            self.page.end_kind, self.page.end_version = None, self.page.end_version + 1
+        return reopening
 
     def reopening(self) -> tuple[AnyCommand, ...]:
         """A suspended session is opened by whoever changes it, in the same unit."""
@@ -569,7 +586,7 @@ class Scribe:
             self._release()
 
         ticket = self.writer.post(Unit(commands, (self.guard(base=True),)), received)
-        self._unresolved += 1
+        self._posted += 1
         self._hold.on = True
         return ticket
 
@@ -581,9 +598,8 @@ class Scribe:
             self._told.on_posted(posted)
 
     def _resolved(self) -> None:
-        self._unresolved -= 1
-        if not self._unresolved:
-            self._settled.unpark_all()
+        self._received += 1
+        self._settled.unpark_all()
 
     def _break(self, refused: Refused, messages: Sequence[Message]) -> None:
         if self.broken is None:

@@ -37,7 +37,15 @@ from .binding import Binding
 from .compression import SummaryRaised
 from .effects import fates_of
 from .exchanges import closing_results, open_calls
-from .line import SHUTDOWN, Interrupt, Operate, SessionCrashedError, Settle, Submit
+from .line import (
+    SHUTDOWN,
+    Interrupt,
+    Operate,
+    SessionBusyError,
+    SessionCrashedError,
+    Settle,
+    Submit,
+)
 from .mailbox import Answer, MailboxClosedError, run_actor
 from .messages import user_draft
 from .recovery import Parked, taking
@@ -133,7 +141,7 @@ class Session(ScribeEvents):
         self.waiting: list[Waiting] = []
         self.accepting = Accepting()
         self.parked: dict[TurnId, Parked] = {}  # turns that an earlier actor left waiting
-        self._ending: list[tuple[Parked, TurnOutcome]] = []  # those of them that are to end
+        self._ending: list[tuple[TurnId, TurnOutcome]] = []  # turns nobody runs that are to end
         self.stopping = False
         self.doubtful = False  # an operation failed: memory must be compared with storage first
         self.last_turn_id: TurnId | None = None  # of the turn that the agent has last run
@@ -153,6 +161,11 @@ class Session(ScribeEvents):
     @property
     def key(self) -> str:
         return self.line.key
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has taken over what the key's last actor left."""
+        return self._ready
 
     async def run(self) -> None:
         """Until the mailbox is closed and read, or something goes wrong."""
@@ -197,6 +210,7 @@ class Session(ScribeEvents):
                 if answer is not None:
                     answer.give(repeat)
             elif isinstance(message, Submit):
+                await reception.prepare(self, message)
                 # Room first: between it and posting there is no checkpoint.
                 await self.scribe.writer.room()
                 accepted = reception.accept(self, message)
@@ -345,6 +359,7 @@ class Session(ScribeEvents):
 
     def _next_operation(self) -> _Operation | None:
         """The next operation that may run: behind a parked turn those wait that would mind it."""
+        self._drop_unwanted()
         for one in self._operations:
             if not self.parked or one.operate.beside or one.operate.interrupts:
                 return one
@@ -354,6 +369,7 @@ class Session(ScribeEvents):
         """The next operation that may run beside the turn, which waits for a person."""
         if self.turn is None or not self.turn.pause.undisturbed:
             return None
+        self._drop_unwanted()
         return next((one for one in self._operations if one.operate.beside), None)
 
     async def _work_beside(self) -> None:
@@ -394,7 +410,7 @@ class Session(ScribeEvents):
                 self.waiting[:0] = running.steering
                 self.turn = None
             elif self._ending:
-                await recovery.end_parked(self, *self._ending.pop(0))
+                await recovery.end_begun(self, *self._ending.pop(0))
             elif not self.stopping and (operation := self._next_operation()) is not None:
                 # Behind one that ends the actor none is begun: it is sent again, untouched.
                 self._operations.remove(operation)
@@ -422,9 +438,10 @@ class Session(ScribeEvents):
                 reply = self.line.reply_of(waiting.turn_id)
                 receipt = await self.scribe.receipt_of(waiting.ticket, reply)
                 if isinstance(receipt, Refused):
-                    self.line.fail_reply(waiting.turn_id, receipt.error())
+                    # A message that was to join others is out already, and they go on without it.
                     if waiting in self.waiting:
                         self.waiting.remove(waiting)
+                        self.line.fail_reply(waiting.turn_id, receipt.error())
                     continue
             await self.scribe.room()
             if self._next_operation() is not None or not self._may_begin:
@@ -434,6 +451,10 @@ class Session(ScribeEvents):
             if waiting.not_before_s > trio.current_time():
                 break
             del self.waiting[0]
+            if waiting.attempt > 1 and not recovery.is_here(self, waiting.turn_id):
+                outcome = TurnOutcome(kind="interrupted", cause="moved")
+                self._ending.append((waiting.turn_id, outcome))
+                break
             before = taking(waiting) if waiting.attempt == 1 else ()
             running = RunningTurn(self, waiting, self._user_rows(waiting), before)
             self._post_start(running)
@@ -446,10 +467,31 @@ class Session(ScribeEvents):
         self._operate(_Operation(operate, None))
 
     def _operate(self, operation: _Operation) -> None:
+        self._drop_unwanted()
+        # One that interrupts waits for nobody, so there are never many of them.
+        full = len(self._operations) >= self.settings.mailbox_size_max
+        if full and not operation.operate.interrupts:
+            raise SessionBusyError(self.key, 1.0, why="too many operations wait for its turn")
         self._operations.append(operation)
         if operation.operate.interrupts:
+            self._end_resumed(operation.operate.name)
             self.interrupt(operation.operate.name)
         self.go_on()
+
+    def _drop_unwanted(self) -> None:
+        """What waits for the running turn is not done when whoever asked for it has left."""
+        for one in list(self._operations):
+            answer = one.answer
+            if answer is not None and not answer.awaited and not one.operate.interrupts:
+                self._operations.remove(one)
+                answer.fail(SessionBusyError(self.key, 0.0, why="nobody has waited for it"))
+
+    def _end_resumed(self, cause: str) -> None:
+        """What has begun ends with the session it is in, also while it waits for a slot."""
+        for waiting in [one for one in self.waiting if one.attempt > 1 and cause != SHUTDOWN]:
+            self.waiting.remove(waiting)
+            outcome = TurnOutcome(kind="interrupted", cause=cause)
+            self._ending.append((waiting.turn_id, outcome))
 
     async def _run_operation(self, operation: _Operation) -> None:
         answer = operation.answer
@@ -492,7 +534,7 @@ class Session(ScribeEvents):
             if turn_id in (None, parked.turn.id) and cause != SHUTDOWN:
                 del self.parked[parked.turn.id]
                 outcome = TurnOutcome(kind="interrupted", cause=cause)
-                self._ending.append((parked, outcome))
+                self._ending.append((parked.turn.id, outcome))
                 stopped = True
         if stopped:
             self.go_on()

@@ -39,6 +39,7 @@ from .effects import Effects, OnUnknownEffect
 from .exchanges import closing_results, open_calls, ordered
 from .messages import Given, draft_of, same_message, texts_of, user_draft
 from .outbox import posting
+from .pausing import turn_over
 from .recovery import taking
 from .results import Attempt
 from .streaming import Streaming
@@ -376,9 +377,7 @@ class Turn:
     def check_open(self) -> None:
         """Raise when the agent has returned: nothing of this turn is written any more."""
         if self.over:
-            raise InvalidContentError(
-                "turn", "it is over", hint="use a turn only until its agent returns"
-            )
+            raise turn_over()
 
     # Posting, in the order that keeps a transcript valid -----------------------------------------
 

@@ -101,7 +101,7 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
     turn.deadline = scope.deadline = trio.current_time() + limit_s
     running.task = trio.lowlevel.current_task()
     token = current_binding.set(session.binding)
-    inside = Inside(session.line.key)
+    inside = Inside(session.line.key, session.surroundings.writer)
     inside_token = inside_turn.set(inside)
     result: Result | None = None
     agents = session.surroundings.agents
@@ -129,6 +129,7 @@ async def _call_agent(session: Session, running: RunningTurn) -> Result:
         inside.over = True
         agents.running -= 1
         turn.over = running.done = True
+        running.pause.end()
         running.task = None
     if result is not None:
         return as_stopped(running, result)

@@ -25,7 +25,13 @@ from ..actors.binding import clean_context
 from ..actors.courier import Courier
 from ..actors.directory import Directory
 from ..actors.hooks import Hooks
-from ..actors.line import Counters, Operate, Surroundings
+from ..actors.line import (
+    Counters,
+    Operate,
+    RuntimeClosedError,
+    SessionBusyError,
+    Surroundings,
+)
 from ..actors.policy import ChildSpec, Policy
 from ..actors.raised import sole_cause
 from ..actors.retention import keep_inbox
@@ -53,6 +59,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RETRY_S = 0.1
 _CANCELLED_DRAIN_S = 5.0  # whoever cancels wants an end; what is stored is stored
 
 
@@ -292,20 +299,38 @@ async def _recover(directory: Directory, writer: WriterRef, settings: Settings) 
     logger.info("recovering %d cut-off turns and %d keys that wait", len(cut_off), len(waiting))
     limiter = trio.CapacityLimiter(settings.sessions.recovery_concurrency_max)
 
-    async def wake(key: SessionKey) -> None:
+    async def wake(key: SessionKey) -> float | None:
+        """In how many seconds to try again, if it can't be served just now."""
+        try:
+            await directory.ask(
+                key, source_of(key), Operate("wake", _nothing, interrupts=False, beside=True)
+            )
+        except SessionBusyError as busy:
+            return max(busy.retry_after_s, _RETRY_S)
+        except RuntimeClosedError:
+            pass  # the next start finds it
+        except OnepenError:
+            logger.exception("%s could not be recovered; its next message tries again", key)
+        return None
+
+    async def wake_once(key: SessionKey) -> None:
         async with limiter:
-            try:
-                await directory.ask(
-                    key, source_of(key), Operate("wake", _nothing, interrupts=False, beside=True)
-                )
-            except OnepenError:
-                logger.exception("%s could not be recovered; its next message tries again", key)
+            if await wake(key) is not None:
+                waiting.append(key)  # every actor is at work: the start does not wait for that
+
+    async def wake_in_time(key: SessionKey) -> None:
+        async with limiter:  # held meanwhile, so that it is never many who try
+            while True:
+                retry_s = await wake(key)
+                if retry_s is None:
+                    return
+                await trio.sleep(retry_s)
 
     async with trio.open_nursery() as nursery:
         for key in cut_off:
-            nursery.start_soon(wake, key)
+            nursery.start_soon(wake_once, key)
     for key in waiting:
-        directory.spawn(wake, key)
+        directory.spawn(wake_in_time, key)
 
 
 async def _nothing(_: Any) -> None:

@@ -246,7 +246,7 @@ class Runtime:
 
         Cancelling it leaves the turn running, unless `on_cancel` says that it is interrupted.
         """
-        _check_outside(key, "ask")
+        self._check_outside(key, "ask")
         turn_id = self._fresh_turn_id()
         try:
             accepted = await self._submit(key, message, turn_id, busy, debounce_s)
@@ -276,10 +276,14 @@ class Runtime:
     def interrupt(self, key: str) -> Interruption:
         """Stop the key's running turn, at once; true if there was one.
 
-        Waiting messages stay: the next of them starts.
+        Waiting messages stay: the next of them starts. A turn that waits for a person is stopped
+        too, though its key is not served just now; awaiting the result tells whether there was one.
         """
-        done = self._directory.interrupt(SessionKey(check_key(key)), "person")
-        return Interruption(done=done)
+        checked = SessionKey(check_key(key))
+        if self._directory.interrupt(checked, "person"):
+            return Interruption(done=True)
+        later = self._directory.interrupt_stored(checked, source_of(key), "person")
+        return Interruption(done=False, later=later)
 
     @asynccontextmanager
     async def events(self, key: str, after: Position | None = None) -> AsyncGenerator[Subscription]:
@@ -428,8 +432,19 @@ class Runtime:
     async def _ask(self, key: str, operation: Operate[T]) -> T:
         checked = SessionKey(check_key(key))
         if not operation.interrupts:
-            _check_outside(key, operation.name)
+            self._check_outside(key, operation.name)
         return await self._directory.ask(checked, source_of(key), operation)
+
+    def _check_outside(self, key: str, what: str) -> None:
+        """Raise where waiting would be for ever: the turn would wait for its own end."""
+        inside = inside_turn.get()
+        mine = inside is not None and inside.writer is self._surroundings.writer
+        if inside is not None and mine and inside.key == key and not inside.over:
+            raise InvalidContentError(
+                "key",
+                f"{what} is called from inside a turn of {key}, for whose end it would wait",
+                hint="use what `turn` offers, or do it when the turn is over",
+            )
 
     # The runtime itself --------------------------------------------------------------------------
 
@@ -486,17 +501,6 @@ def check_key(key: str) -> str:
     if size > _KEY_BYTES_MAX:
         raise InvalidContentError("key", f"{size} bytes are too many", hint="keep it under 1 KiB")
     return key
-
-
-def _check_outside(key: str, what: str) -> None:
-    """Raise where waiting would be for ever: the turn would wait for its own end."""
-    inside = inside_turn.get()
-    if inside is not None and inside.key == key and not inside.over:
-        raise InvalidContentError(
-            "key",
-            f"{what} is called from inside a turn of {key}, for whose end it would wait",
-            hint="use what `turn` offers, or do it when the turn is over",
-        )
 
 
 def _is_text(value: object) -> bool:

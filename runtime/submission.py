@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..actors.directory import Directory
     from ..actors.events import Position, Subscription
     from ..actors.line import Accepted
+    from ..actors.mailbox import Answer
     from ..actors.replies import Reply
     from ..storage.identity import SessionKey, TurnId
     from ..storage.records import Disposition
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 
 @final
 class Interruption:
-    """Whether there was something to stop. It is done already; it can be awaited all the same, so
-    that it reads like everything else that one asks of a runtime.
+    """Whether there was something to stop. What runs is stopped already; awaiting it tells as well
+    of a turn that waits for a person since before its key was served.
     """
 
-    __slots__ = ("_done",)
+    __slots__ = ("_done", "_later")
 
-    def __init__(self, *, done: bool) -> None:
+    def __init__(self, *, done: bool, later: Answer[bool] | None = None) -> None:
         self._done = done
+        self._later = later
 
     def __bool__(self) -> bool:
         return self._done
@@ -46,6 +48,8 @@ class Interruption:
 
     async def _awaited(self) -> bool:
         await trio.lowlevel.checkpoint()
+        if self._later is not None:
+            self._done = await self._later.wait()
         return self._done
 
 

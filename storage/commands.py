@@ -313,11 +313,13 @@ class AcceptInbound(Command, frozen=True, kw_only=True):
 class TakeInbound(Command, frozen=True, kw_only=True):
     """The inbound message is in the transcript now (or its turn was cancelled): its body goes.
 
-    `into` names the turn that it was steered into, which answers it.
+    `turn_id` is the turn that it was accepted for: nobody else may take it. `into` names the turn
+    that it was steered into, which answers it.
     """
 
     source: str
     inbound_id: str
+    turn_id: TurnId
     into: TurnId | None = None
 
 

@@ -178,7 +178,8 @@ def _check_end_turn(command: EndTurn) -> int:
 def _check_take_inbound(command: TakeInbound) -> int:
     if command.into is not None:
         return _check_command(command)
-    return _check_name("source", command.source) + _check_name("inbound_id", command.inbound_id)
+    size = _check_name("source", command.source) + _check_name("inbound_id", command.inbound_id)
+    return size + _check_name("turn_id", command.turn_id)
 
 
 def _check_name(field: str, text: Any) -> int:

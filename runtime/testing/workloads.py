@@ -301,7 +301,7 @@ def _turns() -> list[Workload]:
         body=Inbound(text="are you there?", user="ann", reply_to={"channel": 7}),
     )
     accepted = chat.unit(accept)
-    taken = chat.unit(c.TakeInbound(source="chat", inbound_id="in-1"))
+    taken = chat.unit(c.TakeInbound(source="chat", inbound_id="in-1", turn_id=turn_id))
     started = chat.unit(
         c.StartTurn(turn_id=turn_id, session_id=chat.session_id, attempt=1, at_ms=chat.at())
     )

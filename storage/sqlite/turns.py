@@ -217,13 +217,25 @@ def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
 
 def _inbound_taken(tx: Transaction, command: TakeInbound) -> bool:
     row = tx.one(
-        "SELECT body FROM inbox WHERE source = ? AND inbound_id = ?",
+        "SELECT t.id, i.body FROM inbox i JOIN turns t ON t.n = i.turn "
+        "WHERE i.source = ? AND i.inbound_id = ?",
         (command.source, command.inbound_id),
     )
-    return row is None or row[0] is None  # a row that is gone was taken before it was pruned
+    if row is None:
+        return True  # it was taken before it was pruned
+    if row[0] == command.turn_id:
+        return row[1] is None
+    # The row of another turn: ours was pruned, and the id was used again; or we never had one.
+    turn = tx.turn(command.turn_id)
+    return turn is not None and turn.state == "ended"
 
 
 def _take_inbound(tx: Transaction, command: TakeInbound) -> None:
+    row = tx.inbound(command.source, command.inbound_id)
+    assert row is not None
+    if row[1] != command.turn_id:
+        what = f"inbound {command.source}/{command.inbound_id}"
+        refuse("conflict", what, stored=row[1], given=command.turn_id)
     if command.into is not None:
         tx.change(
             "UPDATE inbox SET body = NULL, into_turn = ? WHERE source = ? AND inbound_id = ?",

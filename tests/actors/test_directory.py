@@ -26,7 +26,7 @@ from onepen.actors import turning
 from onepen.actors.session import Session
 from onepen.runtime.testing.invariants import inspecting
 
-from ..runtime.scripted import Held, echo, inline, transcript
+from ..runtime.scripted import Held, directory_of, echo, inline, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from onepen import Reply, Runtime
-    from onepen.actors.directory import Directory
     from onepen.actors.running import RunningTurn
 
 KEY, OTHER = "test:1", "test:2"
@@ -48,10 +47,6 @@ def path(tmp_path: Path) -> Path:
 
 def limits(**values: Any) -> Settings:
     return Settings(sessions=SessionSettings(**values))
-
-
-def directory_of(runtime: Runtime) -> Directory:
-    return runtime._directory  # pyright: ignore[reportPrivateUsage]
 
 
 def count(runtime: Runtime, name: str) -> int:
@@ -701,3 +696,55 @@ class Steps(trio.abc.Instrument):
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.taken += 1
+
+
+# Limits --------------------------------------------------------------------------------------
+
+
+async def test_more_operations_than_may_wait_behind_a_turn_are_refused(
+    path: Path, autojump_clock: MockClock
+) -> None:
+    """INV-14: and those whose callers have left make room, undone."""
+    held = Held()
+    async with inline(path, held, limits(mailbox_size_max=3)) as runtime:
+        await runtime.submit(KEY, "slow")
+        await held.begun["slow"].wait()
+        posted: list[str] = []
+
+        async def post(text: str) -> None:
+            posted.append((await runtime.post(KEY, text)).text)
+
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as leaving:
+                leaving.start_soon(post, "one")
+                await trio.testing.wait_all_tasks_blocked()
+                leaving.cancel_scope.cancel()
+            for text in ("two", "three", "four"):
+                nursery.start_soon(post, text)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(SessionBusyError):
+                await runtime.post(KEY, "five")
+            held.go_on["slow"].set()
+        said = [text for role, text in await transcript(runtime, KEY) if role == "assistant"]
+        assert said == ["re slow", *posted]
+        assert sorted(posted) == ["four", "three", "two"]
+
+
+async def test_keys_that_find_no_room_at_the_start_are_served_when_there_is_some(
+    path: Path, autojump_clock: MockClock
+) -> None:
+    """I7: nobody has to write to them first."""
+    keys = [f"test:{number}" for number in range(5)]
+    async with inline(path) as runtime:
+        for key in keys:
+            waits = await runtime.submit(key, "waits", busy="collect", debounce_s=3600)
+            assert waits.disposition == "queued"
+    held = Held()
+    async with inline(path, held, limits(live_actors_max=1)) as runtime:
+        await held.begun["waits"].wait()
+        await trio.sleep(60)
+        assert len(held.order) == 1
+        held.go_on["waits"].set()
+        await trio.sleep(60)
+        assert sorted(turn.key for turn in held.turns) == keys
+        assert await runtime.turns.list() == ()

@@ -461,8 +461,14 @@ class Author:
         if not state.inbox:
             return None
         source, inbound_id = self._one(list(state.inbox))
-        into = self._one((None, None, *state.turns))
-        return Unit((c.TakeInbound(source=source, inbound_id=inbound_id, into=into),))
+        own = state.inbox[source, inbound_id].turn_id
+        taken = c.TakeInbound(
+            source=source,
+            inbound_id=inbound_id,
+            turn_id=self._one((own, own, own, *state.turns)),
+            into=self._one((None, None, *state.turns)),
+        )
+        return Unit((taken,))
 
     def usage(self) -> Unit | None:
         sessions = list(self.model.state.sessions)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onepen import Message, Runtime, SessionInfo, Turn
+    from onepen.actors.directory import Directory
     from onepen.storage.identity import Clock
 
 LIMIT_S = 20.0
@@ -61,6 +62,26 @@ class Held:
         finally:
             self.running -= 1
         return f"re {turn.text}"
+
+
+class Disk:
+    """The inline Writer's commits: from `hold` on they wait, until `let_go`."""
+
+    def __init__(self) -> None:
+        self.reached = trio.Event()
+        self._go_on = trio.Event()
+        self._go_on.set()
+
+    def hold(self) -> None:
+        self._go_on = trio.Event()
+
+    def let_go(self) -> None:
+        self._go_on.set()
+
+    async def at(self, point: str) -> None:
+        if point == "taken" and not self._go_on.is_set():
+            self.reached.set()
+            await self._go_on.wait()
 
 
 async def echo(turn: Turn) -> str:
@@ -112,6 +133,11 @@ async def until(condition: Callable[[], bool]) -> None:
     """Until it holds. What is counted has no event to wait for, and a mock clock jumps."""
     while not condition():  # noqa: ASYNC110
         await trio.sleep(0.01)
+
+
+def directory_of(runtime: Runtime) -> Directory:
+    """For looking at the actors themselves."""
+    return runtime._directory  # pyright: ignore[reportPrivateUsage]
 
 
 def texts(messages: Iterable[Message]) -> list[tuple[str, str | None]]:

@@ -290,6 +290,19 @@ async def test_a_turn_that_would_wait_for_its_own_end_is_told_so(
             assert (await runtime.ask(KEY, "hello")).text == "ok"
 
 
+async def test_a_turn_may_ask_the_same_key_of_another_runtime(
+    path: Path, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The same name in another database is another conversation."""
+
+    async def agent(turn: Turn) -> str:
+        return (await other.ask(turn.key, turn.text)).text
+
+    async with inline(tmp_path / "other.db") as other, inline(path, agent) as runtime:
+        with trio.fail_after(60):
+            assert (await runtime.ask(KEY, "hello")).text == "re hello"
+
+
 async def test_a_hook_that_waits_for_its_own_turn_is_cut_off_and_the_key_goes_on(
     path: Path, autojump_clock: MockClock
 ) -> None:

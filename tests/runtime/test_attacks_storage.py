@@ -37,7 +37,7 @@ from onepen.storage.sqlite.transcript_views import TranscriptViews
 
 from ..actors.fixtures import Talk
 from ..contract.agents import Commits, Trouble, sound
-from .scripted import inline, serving, transcript
+from .scripted import Disk, inline, serving, transcript
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,26 +60,6 @@ ENDS_SOON = Settings(
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "chat.db"
-
-
-class Disk:
-    """The inline Writer's commits: from `hold` on they wait, until `let_go`."""
-
-    def __init__(self) -> None:
-        self.reached = trio.Event()
-        self._go_on = trio.Event()
-        self._go_on.set()
-
-    def hold(self) -> None:
-        self._go_on = trio.Event()
-
-    def let_go(self) -> None:
-        self._go_on.set()
-
-    async def at(self, point: str) -> None:
-        if point == "taken" and not self._go_on.is_set():
-            self.reached.set()
-            await self._go_on.wait()
 
 
 def state_of(runtime: Runtime) -> str:

@@ -15,6 +15,7 @@ import trio.testing
 
 from onepen import (
     Draft,
+    Inbound,
     InvalidContentError,
     MissingError,
     OnepenError,
@@ -403,3 +404,41 @@ async def test_a_close_that_hangs_is_reported_and_the_session_ends_all_the_same(
             closed = await runtime.close_session(KEY)
         assert closed.ended
         assert set(closed.failures) == {"close"}
+
+
+async def test_an_agent_that_writes_without_end_holds_up_nobody_who_asks_its_key(
+    path: Path,
+) -> None:
+    """INV-14: there is always a unit under way; a read waits for what was posted before it."""
+    due, said, writing = trio.Event(), trio.Event(), False
+
+    async def at(point: str) -> None:
+        nonlocal due, said
+        if writing and point == "committed":
+            said = trio.Event()
+            due.set()
+            await said.wait()  # the next row is posted before the last one has its receipt
+
+    async def agent(turn: Turn) -> str:
+        nonlocal due, writing
+        if turn.text == "write":
+            writing = True
+            while writing:
+                await turn.append({"role": "assistant", "content": "more"})
+                said.set()
+                await due.wait()
+                due = trio.Event()
+            said.set()
+        return f"re {turn.text}"
+
+    inbound = Inbound("one", id="u1")
+    async with inline(path, agent, at=at) as runtime:
+        first = await runtime.ask(KEY, inbound)
+        writer = await runtime.submit(KEY, "write")
+        with trio.move_on_after(5) as limit:  # of real time: this loop is never idle
+            assert (await runtime.ask(KEY, inbound)).turn_id == first.turn_id
+        writing = False
+        due.set()
+        await writer.reply()
+        assert not limit.cancelled_caught
+    sound(path)

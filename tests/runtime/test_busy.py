@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import apsw
 import pytest
 import trio
 import trio.testing
 
 from onepen import (
+    ConflictError,
     Inbound,
     InvalidContentError,
     SessionBusyError,
@@ -18,8 +20,8 @@ from onepen import (
     open_runtime,
 )
 
-from ..contract.agents import call, query, result, sound, texts
-from .scripted import inline
+from ..contract.agents import Commits, call, query, result, snapshot, sound, texts
+from .scripted import LIMIT_S, Disk, Held, directory_of, inline, serving, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from onepen import Runtime, Turn
 
-KEY = "test:dm:1"
+KEY, OTHER = "test:dm:1", "test:dm:2"
 
 
 class Desk:
@@ -166,6 +168,53 @@ async def test_the_latest_takes_the_place_of_what_waits(
     assert query(path, "SELECT count(*) FROM inbox WHERE body IS NOT NULL") == [(0,)]
 
 
+async def test_what_was_superseded_ends_in_the_transaction_that_accepts_the_latest(
+    path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A7: no crash can find them side by side, and run what was taken back."""
+    queued = "SELECT i.inbound_id FROM inbox i JOIN turns t ON t.n = i.turn WHERE state = 'queued'"
+    seen: list[set[str]] = []
+    commits = Commits(monkeypatch)
+    async with open_runtime(path, agent=desk) as runtime:
+        await _begin(runtime, desk)
+        for name in ("one", "two"):
+            await runtime.submit(KEY, Inbound(name, id=name))
+        commits.after = lambda: seen.append({name for (name,) in query(path, queued)})
+        latest = await runtime.submit(KEY, Inbound("three", id="three"), busy="latest")
+        assert seen == [{"three"}]
+        commits.after = None
+        desk.let_go.set()
+        await latest.reply()
+    sound(path)
+
+
+async def test_a_latest_message_that_is_refused_takes_nobodys_place(path: Path) -> None:
+    """What waited goes on waiting, in its order."""
+    disk, held = Disk(), Held("one", "two", OTHER)
+    async with inline(path, held, at=disk.at) as runtime:
+        await runtime.submit(KEY, "slow")
+        await held.begun["slow"].wait()
+        await runtime.ask(OTHER, OTHER)
+        old = [await runtime.submit(KEY, text) for text in ("one", "two")]
+        inbound = Inbound(OTHER, id="u1")
+
+        async def submit_here() -> None:
+            with pytest.raises(ConflictError):
+                await runtime.submit(KEY, inbound, busy="latest")
+
+        with trio.fail_after(LIMIT_S):
+            disk.hold()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(runtime.submit, OTHER, inbound)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(submit_here)
+                await trio.testing.wait_all_tasks_blocked()
+                disk.let_go()
+            held.go_on["slow"].set()
+            assert [(await one.reply()).text for one in old] == ["re one", "re two"]
+    sound(path)
+
+
 async def test_a_rejected_message_leaves_nothing_behind(
     runtime: Runtime, desk: Desk, path: Path
 ) -> None:
@@ -287,7 +336,7 @@ async def test_a_policy_that_nobody_knows_is_refused(runtime: Runtime) -> None:
             await runtime.submit(KEY, "hello", busy="collect", debounce_s=debounce)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("busy", ["queue", "collect"])
+@pytest.mark.parametrize("busy", ["queue", "collect", "steer"])
 async def test_a_full_line_pushes_back(path: Path, busy: Any) -> None:
     """INV-14: by messages, also where they are collected into one turn."""
     desk = Desk()
@@ -298,7 +347,106 @@ async def test_a_full_line_pushes_back(path: Path, busy: Any) -> None:
             await runtime.submit(KEY, f"{number}", busy=busy)
         with pytest.raises(SessionBusyError):
             await runtime.submit(KEY, "one too many", busy=busy)
-        latest = await runtime.submit(KEY, "instead", busy="latest")
+        if busy != "steer":  # whoever is steered in waits for nobody's place
+            latest = await runtime.submit(KEY, "instead", busy="latest")
+            desk.let_go.set()
+            assert (await latest.reply()).text == "re: instead"
         desk.let_go.set()
-        assert (await latest.reply()).text == "re: instead"
     sound(path)
+
+
+# The same id under two keys ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", ["queue", "collect", "steer"])
+async def test_a_message_that_was_refused_and_cancelled_takes_nothing_from_another_key(
+    path: Path, tmp_path: Path, busy: Any
+) -> None:
+    """A1: both were looked up before either was stored; the one that is stored is answered."""
+    disk, held = Disk(), Held()
+    refused: list[ConflictError] = []
+    with trio.fail_after(LIMIT_S):
+        async with inline(path, held, at=disk.at) as runtime:
+            for key in (KEY, OTHER):
+                await runtime.submit(key, key)
+                await held.begun[key].wait()
+            waits = await runtime.submit(OTHER, "waits", busy="collect")
+            inbound = Inbound("once", id="u1")
+
+            async def submit_elsewhere() -> None:
+                try:
+                    await runtime.submit(OTHER, inbound, busy=busy)
+                except ConflictError as error:
+                    refused.append(error)
+
+            disk.hold()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(runtime.submit, KEY, inbound)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(submit_elsewhere)
+                await trio.testing.wait_all_tasks_blocked()
+                for session in directory_of(runtime).sessions():
+                    if session.key == OTHER:
+                        assert session.turn is not None
+                        for one in (*session.waiting, *session.turn.steering):
+                            assert session.take_back(one.turn_id, "person")
+                disk.let_go()
+            assert len(refused) == 1
+            assert (await waits.reply()).outcome.cause == "person"
+            await trio.testing.wait_all_tasks_blocked()
+            assert runtime.statistics().counters["crashes"] == 0
+            copy = snapshot(path, tmp_path / "crash.db")
+    async with serving(copy) as runtime:
+        assert (await runtime.ask(KEY, inbound)).text == "re once"
+    sound(copy)
+
+
+async def test_a_message_that_was_refused_costs_the_turn_it_was_to_join_nothing(
+    path: Path,
+) -> None:
+    """Whoever follows that turn gets its reply, and not somebody else's refusal."""
+    disk, held = Disk(), Held("waits", "once", KEY, OTHER)
+    with trio.fail_after(LIMIT_S):
+        async with inline(path, held, at=disk.at) as runtime:
+            for key in (KEY, OTHER):
+                await runtime.ask(key, key)
+            (other,) = [one for one in directory_of(runtime).sessions() if one.key == OTHER]
+            waits = await runtime.submit(OTHER, "waits", busy="collect", debounce_s=0.1)
+            inbound = Inbound("once", id="u1")
+
+            async def submit_elsewhere() -> None:
+                with pytest.raises(ConflictError):
+                    await runtime.submit(OTHER, inbound, busy="collect")
+
+            disk.hold()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(runtime.submit, KEY, inbound)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(submit_elsewhere)
+                await until(lambda: not other.claim.idle)
+                await trio.testing.wait_all_tasks_blocked()
+                disk.let_go()
+            assert (await waits.reply()).text == "re waits"
+    sound(path)
+
+
+async def test_a_queued_turn_without_its_message_is_ended_at_the_next_start(
+    path: Path, tmp_path: Path
+) -> None:
+    """Its id does not wait for ever, and whoever sent it is told."""
+    held = Held()
+    async with serving(path, held) as runtime:
+        await runtime.submit(KEY, "slow")
+        await held.begun["slow"].wait()
+        lost = await runtime.submit(KEY, Inbound("lost", id="u1", reply_to="chat"))
+        copy = snapshot(path, tmp_path / "crash.db")
+    db = apsw.Connection(str(copy))
+    db.execute("UPDATE inbox SET body = NULL WHERE inbound_id = 'u1'")
+    db.close()
+    async with serving(copy) as runtime:
+        reply = await runtime.ask(KEY, Inbound("lost", id="u1", reply_to="chat"))
+        assert (reply.turn_id, reply.outcome.kind) == (lost.turn_id, "failed")
+        assert await runtime.turns.list() == ()
+        (told,) = await runtime.deliveries.list()
+        assert told.text == reply.text
+    sound(copy)

@@ -25,14 +25,14 @@ from onepen import (
 from onepen.testing import FakePlatform
 
 from ..contract.agents import LONG, call, problems, query, result, snapshot, sound, stored
-from .scripted import LoopClock, inline, serving, until
+from .scripted import LIMIT_S, LoopClock, directory_of, inline, serving, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from onepen import Question, Runtime, Turn
 
-KEY = "test:dm:1"
+KEY, OTHER = "test:dm:1", "test:dm:2"
 
 
 @pytest.fixture
@@ -503,20 +503,25 @@ async def test_a_question_expires_while_nobody_serves(path: Path) -> None:
     sound(left)
 
 
-async def test_a_parked_turn_may_be_stopped(path: Path) -> None:
+async def calling(turn: Turn) -> str:
+    """Asks while a call is open."""
+    if turn.text == "ask":
+        await turn.append(call("c1"))
+        await turn.ask_user("may I?")
+    return f"re {turn.text}"
+
+
+@pytest.mark.parametrize("how", ["killed", "shut down"])
+async def test_a_parked_turn_may_be_stopped(path: Path, how: str) -> None:
     """A10: its open calls get results, its question is withdrawn, and messages go on."""
-
-    async def agent(turn: Turn) -> str:
-        if turn.text == "ask":
-            await turn.append(call("c1"))
-            await turn.ask_user("may I?")
-        return f"re {turn.text}"
-
+    agent = calling
     async with open_runtime(path, agent=agent) as runtime:
         submission = await runtime.submit(KEY, Inbound("ask", id="u1"))
         (question,) = await asked(runtime)
         await runtime.submit(KEY, Inbound("later", id="u2"))
         left = snapshot(path, path.with_name("left.db"))
+    if how == "shut down":
+        left = path
     async with serving(left, agent) as runtime:
         later = await runtime.submit(KEY, Inbound("later", id="u2"))
         assert await runtime.turns.cancel(submission.turn_id)
@@ -530,6 +535,120 @@ async def test_a_parked_turn_may_be_stopped(path: Path) -> None:
         assert withdrawn.state == "withdrawn"
         assert query(left, "SELECT count(*) FROM turns WHERE state <> 'ended'") == [(0,)]
     sound(left)
+
+
+@pytest.mark.parametrize("how", ["killed", "shut down"])
+async def test_a_parked_turn_that_is_stopped_alone_leaves_no_open_call(
+    path: Path, how: str
+) -> None:
+    """A10: nothing has to come behind it, and the session may have been rotated meanwhile."""
+    async with open_runtime(path, agent=calling) as runtime:
+        await runtime.ask(KEY, LONG)
+        submission = await runtime.submit(KEY, Inbound("ask", id="u1", reply_to="chat-1"))
+        await asked(runtime)
+        left = snapshot(path, path.with_name("left.db"))
+    if how == "shut down":
+        left = path
+    async with serving(left, calling) as runtime:
+        await runtime.submit(KEY, Inbound("ask", id="u1", reply_to="chat-1"))  # it is parked
+        if how == "killed":
+            await runtime.rotate(KEY, "short", force=True)
+        assert await runtime.turns.cancel(submission.turn_id)
+        await until(lambda: query(left, "SELECT 1 FROM turns WHERE state <> 'ended'") == [])
+        rows = await stored(runtime, KEY)
+        assert (problems(rows), rows[-1].tool_call_id) == ([], "c1")
+        assert (await runtime.ask(KEY, "on")).text == "re on"
+    sound(left)
+
+
+async def test_a_take_over_closes_the_calls_that_it_brings(path: Path) -> None:
+    """A10; and the turn that is left without its messages ends, with a word to its user."""
+    async with open_runtime(path, agent=calling) as runtime:
+        await runtime.submit(KEY, Inbound("ask", id="u1", reply_to="chat-1"))
+        (question,) = await asked(runtime)
+        left = snapshot(path, path.with_name("left.db"))
+    async with serving(left, calling) as runtime:
+        directory = directory_of(runtime)
+        await until(lambda: directory.evict_idle() == 1)
+        await until(lambda: directory.live == 0)
+        taken = await runtime.sessions.current(KEY)
+        assert taken is not None
+        await runtime.switch(OTHER, taken, take_over=True)
+        assert problems(await stored(runtime, OTHER)) == []
+        assert (await runtime.ask(OTHER, "on")).text == "re on"
+        with pytest.raises(ConflictError):  # it is withdrawn: nobody waits for it
+            await runtime.approvals.answer(KEY, "yes", question_key=question.question_key)
+        assert await runtime.turns.list(KEY) == ()
+        told = (await runtime.deliveries.list())[0]
+        assert (told.kind, told.target) == ("reply", {"to": "chat-1"})
+        assert "moved" in told.text
+    sound(left)
+
+
+async def test_a_turn_that_waits_when_its_key_is_taken_over_says_so(path: Path) -> None:
+    """F: whoever is asked a question hears what became of it."""
+    async with serving(path, calling) as runtime:
+        inbound = Inbound("ask", id="u1", reply_to="chat-1")
+        submission = await runtime.submit(KEY, inbound)
+        await asked(runtime)
+        taken = await runtime.sessions.current(KEY)
+        assert taken is not None
+        await runtime.switch(OTHER, taken, take_over=True)
+        reply = await submission.reply()
+        assert (reply.outcome.kind, reply.outcome.cause) == ("interrupted", "rest")
+        assert "moved" in reply.text
+        assert (await runtime.deliveries.list())[0].text == reply.text
+    sound(path)
+
+
+async def test_a_turn_that_waits_is_interrupted_though_its_actor_is_not_in_memory(
+    path: Path,
+) -> None:
+    """Whether somebody served the key just now is nothing that a person who says stop can know."""
+    async with open_runtime(path, agent=calling) as runtime:
+        submission = await runtime.submit(KEY, "ask")
+        await asked(runtime)
+        left = snapshot(path, path.with_name("left.db"))
+    async with serving(left, calling) as runtime:
+        directory = directory_of(runtime)
+        await until(lambda: directory.evict_idle() == 1)
+        await until(lambda: directory.live == 0)
+        assert await runtime.interrupt(KEY)
+        await until(lambda: query(left, "SELECT 1 FROM turns WHERE state <> 'ended'") == [])
+        outcome = (await runtime.turns.get(submission.turn_id)).outcome
+        assert outcome is not None
+        assert (outcome.kind, outcome.cause) == ("interrupted", "person")
+        assert not await runtime.interrupt(KEY)
+        assert not await runtime.interrupt(OTHER)
+    sound(left)
+
+
+async def test_a_task_that_outlives_its_turn_is_not_left_waiting_for_an_answer(
+    path: Path,
+) -> None:
+    """INV-15: its question is withdrawn with the turn, so nobody can answer it."""
+    told: list[InvalidContentError] = []
+
+    async def ask(turn: Turn) -> None:
+        try:
+            await turn.ask_user("may I?")
+        except InvalidContentError as error:
+            told.append(error)
+
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+
+            async def agent(turn: Turn) -> str:
+                nursery.start_soon(ask, turn)
+                await asked(runtime)
+                return "done"
+
+            async with open_runtime(path, agent=agent) as runtime:
+                assert (await runtime.ask(KEY, "go")).text == "done"
+                await until(lambda: bool(told))
+                assert await runtime.approvals.list(KEY) == ()
+    assert told[0].field == "turn"
+    sound(path)
 
 
 async def test_a_crash_of_the_actor_leaves_the_question(path: Path) -> None:

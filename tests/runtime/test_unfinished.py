@@ -348,6 +348,57 @@ async def test_a_cut_turn_that_waits_to_be_resumed_is_cancelled_as_a_whole(path:
     sound(left)
 
 
+@pytest.mark.parametrize("move", ["reset", "switch"])
+async def test_a_cut_turn_that_waits_to_be_resumed_ends_with_its_session(
+    path: Path, move: str
+) -> None:
+    """It never goes on where its messages are not; its open call gets a result first (A10)."""
+
+    async def first(turn: Turn) -> None:
+        await turn.append(call("c1"))
+        await trio.sleep_forever()
+
+    keys = (KEY, "test:dm:2")
+    async with open_runtime(path, agent=first) as runtime:
+        for key in keys:
+            await runtime.submit(key, Inbound("cut", id=key))
+        await until(lambda: query(path, "SELECT count(*) FROM messages") == [(4,)])
+        left = snapshot(path, path.with_name("left.db"))
+    held = Held()
+    settings = Settings(sessions=SessionSettings(recovery="resume", turns_running_max=1))
+    async with serving(left, held, settings=settings) as runtime:
+        await held.begun["cut"].wait()  # one of them has the only slot, the other waits for it
+        (turn,) = [one for one in await runtime.turns.list() if one.turn.attempt == 1]
+        old = await runtime.sessions.current(turn.key)
+        assert old is not None
+        if move == "reset":
+            await runtime.reset(turn.key)
+        else:
+            await runtime.switch(turn.key, "another-session")
+        outcome = (await runtime.turns.get(turn.id)).outcome
+        assert outcome is not None
+        assert (outcome.kind, outcome.cause) == ("interrupted", move)
+        assert problems(await runtime.sessions.transcript(old)) == []
+        held.go_on["cut"].set()
+        held.go_on["new"].set()
+        assert (await runtime.ask(turn.key, "new")).text == "re new"
+        assert held.order == ["cut", "new"]
+    sound(left)
+
+
+async def test_a_cut_turn_is_not_resumed_behind_a_boundary(path: Path) -> None:
+    """Its messages are of the session that has ended: a repeat gets what the turn came to."""
+    inbound = Inbound("poison", id="u1")
+    left = await kill(path, 0, "mark", inbound)
+    held = Held("poison")
+    async with serving(left, held) as runtime:
+        await runtime.close_session(KEY)
+        reply = await runtime.ask(KEY, inbound)
+        assert (reply.outcome.kind, reply.outcome.cause) == ("interrupted", "crash")
+        assert held.order == []
+    sound(left)
+
+
 async def test_a_dead_letter_knows_whom_it_answers_for_as_long_as_it_is_open(path: Path) -> None:
     """A7: whatever else is forgotten by then; and each of its messages is said again."""
     inbound = Inbound("poison", id="u1", reply_to="chat-1", user="ann")

@@ -291,8 +291,8 @@ def test_messages_that_wait_in_a_migrated_file_are_taken_and_answered(tmp_path: 
     )
     store(
         engine,
-        c.TakeInbound(source="chat", inbound_id=own.inbound_id),
-        c.TakeInbound(source="chat", inbound_id=merged.inbound_id),
+        c.TakeInbound(source="chat", inbound_id=own.inbound_id, turn_id=own.turn_id),
+        c.TakeInbound(source="chat", inbound_id=merged.inbound_id, turn_id=merged.turn_id),
         c.StartTurn(turn_id=own.turn_id, session_id=TIP, attempt=1, at_ms=AT),
         c.AppendMessages(
             session_id=TIP,
@@ -302,7 +302,12 @@ def test_messages_that_wait_in_a_migrated_file_are_taken_and_answered(tmp_path: 
         ),
         guards=(guard,),
     )
-    store(engine, c.TakeInbound(source="chat", inbound_id=steered.inbound_id, into=own.turn_id))
+    store(
+        engine,
+        c.TakeInbound(
+            source="chat", inbound_id=steered.inbound_id, turn_id=steered.turn_id, into=own.turn_id
+        ),
+    )
     answered = TurnOutcome(kind="answered", text="here")
     store(
         engine,
@@ -439,7 +444,9 @@ def test_a_message_of_version_1_tells_where_its_answer_goes_once_it_was_taken(
 ) -> None:
     """INV-2: when the turn was cut off, its body is gone, and the row is all that is left."""
     engine = open_engine(closed_file(tmp_path))
-    store(engine, c.TakeInbound(source="chat", inbound_id="in-3"))
+    with engine.reading() as reader:
+        waiting = reader.waiting_inbound(ANN)[0]
+    store(engine, c.TakeInbound(source="chat", inbound_id="in-3", turn_id=waiting.turn_id))
     with engine.reading() as reader:
         entry = reader.inbound("chat", "in-3")
     engine.close()

@@ -117,7 +117,9 @@ class EngineConformance(SessionConformance, TranscriptConformance, WorkConforman
             desk.apply(*load.preparation)
             (unit,) = load.batches[0].units
             (accepted,) = [x for x in unit.commands if isinstance(x, c.AcceptInbound)]
-            taken = c.TakeInbound(source=accepted.source, inbound_id=accepted.inbound_id)
+            taken = c.TakeInbound(
+                source=accepted.source, inbound_id=accepted.inbound_id, turn_id=accepted.turn_id
+            )
             desk.done(replace(unit, commands=(*unit.commands, taken)))
             with desk.reading() as reader:
                 entry = reader.inbound(accepted.source, accepted.inbound_id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ....storage import commands as c
-from ....storage.identity import Seq, SessionKey
+from ....storage.identity import Seq, SessionKey, TurnId
 from ....storage.records import Draft, TurnOutcome
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ VARIANTS: dict[type[c.Command], tuple[Vary, str]] = {
     c.PublishSession: (lambda x: x, "again"),
     c.OpenTurn: (_with(key=SessionKey("somebody:else")), "conflict"),
     c.AcceptInbound: (_with(digest="something else"), "conflict"),
-    c.TakeInbound: (lambda x: x, "again"),
+    c.TakeInbound: (_with(turn_id=TurnId("of another")), "conflict"),
     c.StartTurn: (lambda x: replace(x, at_ms=x.at_ms + 1), "stale"),
     c.SuspendTurn: (lambda x: replace(x, attempt=x.attempt + 1), "stale"),
     c.EndTurn: (_with(outcome=TurnOutcome(kind="silent")), "conflict"),

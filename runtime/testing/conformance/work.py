@@ -113,7 +113,7 @@ class WorkConformance(UnderTest):
             with desk.reading() as reader:
                 (waiting,) = reader.waiting_inbound(chat.key)
             assert waiting.body == accepted.body
-            taken = bare(c.TakeInbound(source="chat", inbound_id="1"))
+            taken = bare(c.TakeInbound(source="chat", inbound_id="1", turn_id=TURN))
             desk.done(taken)
             desk.again(bare(accepted), taken)
             with desk.reading() as reader:
@@ -131,7 +131,7 @@ class WorkConformance(UnderTest):
             chat = with_turn(desk)
             other = TurnId(uid_of("steered"))
             accepted = replace(_accept(chat), inbound_id="2", turn_id=other)
-            taken = c.TakeInbound(source="chat", inbound_id="2", into=TURN)
+            taken = c.TakeInbound(source="chat", inbound_id="2", turn_id=other, into=TURN)
             opened_too = bare(c.OpenTurn(turn_id=other, key=chat.key, at_ms=3), accepted)
             desk.done(opened_too)
             desk.refused("missing", bare(replace(taken, into=TurnId("nothing"))))
@@ -141,6 +141,21 @@ class WorkConformance(UnderTest):
                 (entry,) = reader.inbound_of_turn(TURN)
                 assert reader.inbound_of_turn(other) == (entry,)
             assert (entry.turn_id, entry.into, entry.body) == (other, TURN, None)
+
+    def test_only_the_turn_of_an_inbound_message_takes_it(self, tmp_path: Path) -> None:
+        """A1: a turn that was refused the same id must not take away another's body."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk, started=False)
+            other = TurnId(uid_of("another"))
+            desk.done(bare(c.OpenTurn(turn_id=other, key=chat.key, at_ms=3)))
+            desk.done(bare(_accept(chat)))
+            taken = c.TakeInbound(source="chat", inbound_id="1", turn_id=TURN)
+            desk.refused("conflict", bare(replace(taken, turn_id=other)))
+            desk.refused("conflict", bare(replace(taken, turn_id=TurnId("nothing"))))
+            with desk.reading() as reader:
+                assert len(reader.waiting_inbound(chat.key)) == 1
+            desk.done(bare(taken))
+            desk.refused("conflict", bare(replace(taken, turn_id=other)))
 
     def test_waiting_messages_come_in_the_order_of_their_acceptance(self, tmp_path: Path) -> None:
         """A2: the order of acceptance is that of commits, whatever a clock said."""

@@ -122,7 +122,14 @@ def accept_inbound(state: State, command: c.AcceptInbound) -> bool:
 def take_inbound(state: State, command: c.TakeInbound) -> bool:
     name = (command.source, command.inbound_id)
     entry = state.inbox.get(name)
-    if entry is None or entry.body is None:
+    if entry is None:
+        return False
+    if entry.turn_id != command.turn_id:
+        turn = state.turns.get(command.turn_id)
+        if turn is not None and turn.state == "ended":
+            return False  # its own row was pruned
+        refuse("conflict", f"inbound {name}")
+    if entry.body is None:
         return False
     into = state.known_turn(command.into)
     state.inbox[name] = replace(entry, body=None, into=into)
