@@ -406,7 +406,7 @@ class Transaction:
         One of which only the first row was read would hold this connection's snapshot, and with it
         the log.
         """
-        self._cursor.close()
+        self._cursor.close(force=True)
         self._cursor = self._db.cursor()
         self.rows = 0
         self.search_renewed = False

@@ -286,6 +286,7 @@ def goes_on_after_unknown() -> AbstractContextManager[object]:
 
 def migration_in_pieces() -> AbstractContextManager[object]:
     """The tables are committed one by one, before the version says so."""
+    whole = schema.migrate
 
     def migrate(db: apsw.Connection, path: str, now_ms: int) -> int:
         stored = schema.check_ours(db, path)
@@ -296,6 +297,7 @@ def migration_in_pieces() -> AbstractContextManager[object]:
             db.execute("INSERT INTO marks VALUES ('finalize_orphaned_rotations', 'new')")
             db.pragma("application_id", schema.APPLICATION_ID)
             db.pragma("user_version", 1)
+        whole(db, path, now_ms)
         return stored
 
     return patch.object(schema, "migrate", migrate)
