@@ -23,6 +23,7 @@ import trio
 from msgspec.structs import replace
 
 from ..storage.commands import MarkDelivery
+from ..storage.edge import NAME_BYTES_MAX
 from ..storage.errors import InvalidContentError, OnepenError, StorageError
 from ..storage.units import Durable, Unit
 from .policy import Backoff
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 WAIT_S_MAX = 86_400.0
 CUT_OFF = "it is not known whether it has arrived: the process ended while it was being sent"
 TOO_SLOW = "it is not known whether it has arrived: the platform did not answer in time"
-_PLATFORM_ID_LENGTH_MAX = 1000
 
 
 class UndeliverableError(OnepenError):
@@ -97,7 +97,7 @@ class Sender:
                 returned: Any = deliver(sending)
                 returned = await returned if isawaitable(returned) else returned
                 if returned is not None:
-                    platform_id = storable(str(returned))[:_PLATFORM_ID_LENGTH_MAX]
+                    platform_id = storable(str(returned), NAME_BYTES_MAX)
         except BaseException as error:
             if (ours := ours_of(error)) is not None:
                 # Whoever ends us wants an end: what became of it is posted and not waited for.
@@ -187,7 +187,13 @@ class Sender:
 
     async def store(self, delivery: Delivery, command: MarkDelivery) -> Delivery | None:
         """Store a step, however long storage is down; the delivery if it goes on after it."""
-        receipt = await self._writer.commit(Unit((command,)))
+        try:
+            receipt = await self._writer.commit(Unit((command,)))
+        except InvalidContentError as error:
+            # What it came to counts for more than what was said about it, and must be known.
+            logger.error("delivery %s is stored without its details: %s", delivery.id, error)
+            command = replace(command, error=None, platform_id=None)
+            receipt = await self._writer.commit(Unit((command,)))
         if not isinstance(receipt, Durable):
             # A person has decided about it meanwhile, or its session was deleted.
             logger.info("delivery %s goes no further: %s", delivery.id, receipt.reason)

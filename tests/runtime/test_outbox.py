@@ -20,9 +20,11 @@ from onepen import (
     Settings,
     SourcePolicy,
     StaleError,
+    SystemClock,
     UndeliverableError,
     open_runtime,
 )
+from onepen.actors.sending import Sender
 from onepen.testing import FakePlatform
 
 from ..contract.agents import query, sound, texts
@@ -693,6 +695,37 @@ async def test_whatever_a_gateway_does_it_fails_one_delivery(
         assert (await states(runtime))[0] in ("failed", "sent")
         assert (await states(runtime))[1] == "sent"
     sound(path)
+
+
+async def test_a_platform_id_is_cut_by_bytes(path: Path) -> None:
+    """Whatever is returned, the message is shown once; no character is cut in half."""
+    shown: list[str] = []
+
+    def deliver(delivery: Delivery) -> dict[str, str]:
+        shown.append(delivery.text)
+        return {"result": "\u20ac\U0001f600" * 300}
+
+    async with serving(path, sources={"test": SourcePolicy(deliver=deliver)}) as runtime:
+        for text in ("one", "two"):
+            await runtime.ask(KEY, Inbound(text, reply_to=CHAT))
+        await until(lambda: runtime.statistics().deliveries.sent == 2)
+        assert shown == ["re one", "re two"]
+        platform_id = str((await runtime.deliveries.list())[0].platform_id)
+        assert 1024 - 4 < len(platform_id.encode()) <= 1024
+        assert str(deliver((await runtime.deliveries.list())[0])).startswith(platform_id)
+    sound(path)
+
+
+async def test_an_end_that_cannot_be_stored_is_stored_without_its_details(path: Path) -> None:
+    """INV-13: what a delivery came to never depends on what was said about it."""
+    async with serving(path) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        writer = runtime._surroundings.writer  # pyright: ignore[reportPrivateUsage]
+        sender = Sender(writer, SystemClock(), DeliverySettings())
+        await sender.store(taken, sender.marking(taken, "sent", platform_id="\ud800" * 2000))
+        (delivery,) = await runtime.deliveries.list()
+        assert (delivery.state, delivery.platform_id) == ("sent", None)
 
 
 async def test_a_refusal_for_good_counts_out_of_a_nursery_as_well(path: Path) -> None:
