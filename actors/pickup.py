@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @final
 class Pickup:
-    """The counter beside the Courier\'s lanes."""
+    """The counter beside the Courier's lanes."""
 
     def __init__(self, writer: WriterRef, sender: Sender, settings: DeliverySettings) -> None:
         self._writer = writer
@@ -76,14 +76,18 @@ class Pickup:
     async def fail(
         self, delivery_id: str, error: str, *, retry: bool, retry_after_s: float | None
     ) -> Delivery:
-        """It has not arrived: to be tried again as often as the settings say, or given up."""
+        """It has not arrived: to be tried again as often as the settings say, or given up.
+
+        Twice, or late, is harmless: what waits for its next attempt is left as it is.
+        """
         later_s = None if retry_after_s is None else check_wait(retry_after_s)
         delivery = await self._stored(delivery_id)
-        if retry and delivery.state == "sending" and not self._sender.exhausted(delivery):
+        if delivery.state == "failed" or (retry and delivery.state == "pending"):
+            return delivery
+        open_yet = delivery.state in ("sending", "unknown")
+        if retry and open_yet and not self._sender.exhausted(delivery):
             next_ms = self._sender.next_ms(delivery, later_s)
             return await self._decide(delivery, "pending", error=error, next_ms=next_ms)
-        if delivery.state == "failed":
-            return delivery
         return await self._decide(delivery, "failed", error=error)
 
     async def retry(self, delivery_id: str) -> Delivery:

@@ -8,6 +8,7 @@ Keeps:
 - `sending` is durable before anything is sent, so that after a crash it is known what may have
   arrived; whatever `deliver` does, what is stored of it is one of the states above.
 - The unit of failure is one delivery: nothing that `deliver` raises or returns gets any further.
+- What was cut off is unknown, whatever error `deliver` has made of its cancellation.
 
 Must never call a delivery sent that nobody has acknowledged.
 """
@@ -27,7 +28,7 @@ from ..storage.edge import NAME_BYTES_MAX
 from ..storage.errors import InvalidContentError, OnepenError, StorageError
 from ..storage.units import Durable, Unit
 from .policy import Backoff
-from .raised import ours_of, said_by, sole_cause
+from .raised import being_cancelled, ours_of, said_by, sole_cause
 from .replies import storable
 
 if TYPE_CHECKING:
@@ -92,8 +93,9 @@ class Sender:
         if sending is None:
             return None
         platform_id: str | None = None
+        scope = trio.move_on_after(self._settings.deadline_s)
         try:
-            with trio.move_on_after(self._settings.deadline_s) as scope:
+            with scope:
                 returned: Any = deliver(sending)
                 returned = await returned if isawaitable(returned) else returned
                 if returned is not None:
@@ -103,7 +105,14 @@ class Sender:
                 # Whoever ends us wants an end: what became of it is posted and not waited for.
                 self._post(self._unknown(on_unknown, sending, CUT_OFF))
                 raise ours  # noqa: B904 - it is a part of the same error
-            return await self._failed(on_unknown, sending, sole_cause(error))
+            if being_cancelled():  # it has made an error of that
+                self._post(self._unknown(on_unknown, sending, CUT_OFF))
+                await trio.lowlevel.checkpoint_if_cancelled()
+                return None
+            if not scope.cancel_called:
+                return await self._failed(on_unknown, sending, sole_cause(error))
+            # An error of somebody who was told to stop says nothing of what has arrived.
+            return await self.settle_unknown(on_unknown, sending, TOO_SLOW)
         if scope.cancelled_caught:
             return await self.settle_unknown(on_unknown, sending, TOO_SLOW)
         return await self._mark(sending, "sent", platform_id=platform_id)

@@ -335,6 +335,35 @@ async def test_one_that_took_too_long_is_unknown_and_its_source_says_what_follow
     sound(path)
 
 
+@pytest.mark.parametrize("whose", ["its own", "an outer one"])
+@pytest.mark.parametrize(("on_unknown", "state"), [("resend", "pending"), ("hold", "unknown")])
+async def test_an_error_out_of_a_cancelled_attempt_does_not_tell_what_arrived(
+    path: Path, on_unknown: Any, state: str, whose: str
+) -> None:
+    """Its source says what follows, as from any cancelled attempt."""
+    began = trio.Event()
+
+    async def deliver(delivery: Delivery) -> None:
+        began.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise OSError("the connection was closed")
+
+    deadline_s = 0.05 if whose == "its own" else 30.0
+    limits = DeliverySettings(deadline_s=deadline_s, backoff_s=30.0)
+    sources = {"test": SourcePolicy(deliver=deliver, on_unknown=on_unknown)}
+    async with serving(path, settings=Settings(deliveries=limits), sources=sources) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await began.wait()
+        if whose == "its own":
+            await until(lambda: not runtime.statistics().deliveries.under_way)
+        await runtime.shutdown(0.05)
+    ((stored, error),) = query(path, "SELECT state, error FROM deliveries")
+    assert stored == state
+    assert "not known" in error
+
+
 async def test_a_person_sends_what_had_failed(path: Path) -> None:
     broken = True
 
@@ -423,6 +452,34 @@ async def test_a_gateway_may_take_and_acknowledge(path: Path) -> None:
         assert (failed.state, failed.error) == ("pending", "try again")
         (again,) = await runtime.deliveries.take("test")
         assert (again.id, again.attempt, again.possibly_repeated) == (third.id, 2, True)
+    sound(path)
+
+
+async def test_a_failure_that_is_told_twice_or_late_gives_nothing_up(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Only attempts that are used up do, or whoever says so."""
+    limits = DeliverySettings(tries_max=2)
+    sources = {"test": SourcePolicy(on_unknown="hold")}
+    async with inline(path, settings=Settings(deliveries=limits), sources=sources) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        first = await runtime.deliveries.fail(taken.id, "slow", retry_after_s=0)
+        assert await runtime.deliveries.fail(taken.id, "slow again") == first
+        assert (first.state, first.attempt) == ("pending", 1)
+        (taken,) = await runtime.deliveries.take("test")
+        assert (await runtime.deliveries.fail(taken.id, "slow")).state == "failed"
+        assert (await runtime.deliveries.fail(taken.id, "slow")).attempt == 2
+
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        await trio.sleep(31)
+        assert await runtime.deliveries.take("test") == ()
+        assert (await runtime.deliveries.list())[0].state == "unknown"
+        late = await runtime.deliveries.fail(taken.id, "it has not arrived", retry_after_s=0)
+        assert (late.state, late.attempt) == ("pending", 1)
+        assert [one.attempt for one in await runtime.deliveries.take("test")] == [2]
+        assert (await runtime.deliveries.fail(taken.id, "blocked", retry=False)).state == "failed"
     sound(path)
 
 
