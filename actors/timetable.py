@@ -186,7 +186,7 @@ class Timetable:
         if any(begun) and len(self._busy) < _UNDER_WAY_MAX:
             return 0.0  # perhaps there is more
         waits = [_LOOKED_FOR_S, *(until_s - now_s for until_s in self._resting.values())]
-        if next_ms is not None and not due:
+        if next_ms is not None:
             waits.append((next_ms - self._clock.now()) / 1000)
         return max(min(waits), 0.0)  # whatever ends sooner rings
 
@@ -195,7 +195,7 @@ class Timetable:
 
         def look(reader: Reader) -> tuple[list[Timer | Question], int | None]:
             questions = reader.expired_questions(now_ms, limit=limit)
-            return [*questions, *reader.due_timers(now_ms, limit=limit)], reader.next_due_ms()
+            return [*questions, *reader.due_timers(now_ms, limit=limit)], reader.next_due_ms(now_ms)
 
         return await self._writer.read(look)
 

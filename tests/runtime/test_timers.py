@@ -331,6 +331,26 @@ async def test_a_full_key_with_many_timers_holds_up_nobody_else(
     sound(path)
 
 
+async def test_a_key_that_is_held_up_makes_no_other_timer_late(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: the next one is looked for, whatever is due already."""
+    held, clock = Held("other"), LoopClock()
+    settings = Settings(sessions=SessionSettings(waiting_per_key_max=1))
+    async with inline(path, held, settings=settings, clock=clock) as runtime:
+        await runtime.submit(KEY, "busy")
+        await held.begun["busy"].wait()
+        await runtime.submit(KEY, "waits")
+        await runtime.submit(KEY, "tick", at=in_s(clock, 1))
+        await trio.sleep(2)
+        start = trio.current_time()
+        other = await runtime.submit("test:dm:2", "other", at=in_s(clock, 0.4))
+        assert (await other.reply()).text == "re other"
+        assert trio.current_time() - start < 0.45
+        for text in ("busy", "waits", "tick"):
+            held.go_on[text].set()
+
+
 async def test_what_a_timer_says_may_come_in_any_order_of_members(
     path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
