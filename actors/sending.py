@@ -146,11 +146,15 @@ class Sender:
         wait_s = backoff.wait_s(sending.attempt) if later_s is None else later_s
         return self._clock.now() + int(min(wait_s, WAIT_S_MAX) * 1000)
 
+    def now(self) -> int:
+        return self._clock.now()
+
     def wait_s(self, delivery: Delivery) -> float:
-        """How long until then; never longer than anybody is made to wait."""
-        if delivery.next_ms is None:
+        """How long until then. A clock that was set back does not make it longer: it is over."""
+        now = self._clock.now()
+        if delivery.next_ms is None or (delivery.marked_ms or 0) > now:
             return 0.0
-        return min(max((delivery.next_ms - self._clock.now()) / 1000, 0.0), WAIT_S_MAX)
+        return min(max((delivery.next_ms - now) / 1000, 0.0), WAIT_S_MAX)
 
     # Not knowing ---------------------------------------------------------------------------------
 

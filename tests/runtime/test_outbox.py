@@ -28,7 +28,7 @@ from onepen.actors.sending import Sender
 from onepen.testing import FakePlatform
 
 from ..contract.agents import query, sound, texts
-from .scripted import inline, serving, until
+from .scripted import LoopClock, inline, serving, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -422,6 +422,102 @@ async def test_more_than_memory_may_hold_is_sent_in_order_all_the_same(
         for chat in range(3):
             shown = platform.texts(f"chat-{chat}")
             assert shown == sorted(shown)
+    sound(path)
+
+
+class Refusing:
+    """A platform where one chat is down; what the others are shown, and when it was tried."""
+
+    def __init__(self, chat: str = CHAT, later_s: float = 3600.0) -> None:
+        self.chat: str | None = chat
+        self.later_s = later_s
+        self.shown: list[str] = []
+        self.tried = trio.Event()
+
+    def deliver(self, delivery: Delivery) -> None:
+        self.tried.set()
+        if delivery.target["to"] == self.chat:
+            raise DeliverLaterError(self.later_s)
+        self.shown.append(delivery.text)
+
+
+@pytest.mark.parametrize("decided", ["acknowledge", "fail", "unregister"])
+async def test_what_a_person_has_decided_about_holds_its_lane_no_longer(
+    path: Path, autojump_clock: trio.testing.MockClock, decided: str
+) -> None:
+    """Nor the end of the runtime: the next one of its key goes at once."""
+    platform = Refusing()
+    sources = {"test": SourcePolicy(deliver=platform.deliver)}
+    async with inline(path, sources=sources) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await platform.tried.wait()
+        (resting,) = await runtime.deliveries.list()
+        await until(lambda: not runtime.statistics().deliveries.under_way)
+        await runtime.post(KEY, "next", reply_to="chat-2")
+        start = trio.current_time()
+        if decided == "acknowledge":
+            await runtime.deliveries.acknowledge(resting.id)
+        elif decided == "fail":
+            await runtime.deliveries.fail(resting.id, "never", retry=False)
+        else:
+            runtime.deliveries.unregister("test")
+            await runtime.deliveries.acknowledge(resting.id)
+            runtime.deliveries.register("test", platform.deliver)
+        assert await runtime.shutdown()
+        assert trio.current_time() - start < 1
+        assert platform.shown == ["next"]
+    sound(path)
+
+
+async def test_what_a_person_wants_to_be_sent_again_while_it_is_under_way_is(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is put back; the attempt that fails afterwards takes nothing of that away."""
+    began = [trio.Event(), trio.Event()]
+    attempts: list[int] = []
+
+    async def deliver(delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        began[len(attempts) - 1].set()
+        if len(attempts) == 1:
+            await trio.sleep(10)
+            raise OSError("no route")
+
+    async with inline(path, sources={"test": SourcePolicy(deliver=deliver)}) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await began[0].wait()
+        (delivery,) = await runtime.deliveries.list()
+        await runtime.deliveries.fail(delivery.id, "the proxy says so", retry_after_s=0)
+        await began[1].wait()
+        await until(lambda: runtime.statistics().deliveries.sent == 1)
+        assert attempts == [1, 2]
+    sound(path)
+
+
+async def test_after_a_restart_a_stuck_chat_with_a_long_backlog_silences_no_other(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: nor one that is stuck now, whatever memory may hold."""
+    limits = DeliverySettings(waiting_max=8, running_max=4, tries_max=100)
+    async with inline(path) as runtime:
+        for number in range(600):
+            await runtime.post(KEY, f"{number:03d}", reply_to=CHAT)
+        for number in range(40):
+            await runtime.post(f"test:other:{number}", "first", reply_to="other")
+    platform = Refusing()
+    sources = {"test": SourcePolicy(deliver=platform.deliver)}
+    async with inline(path, settings=Settings(deliveries=limits), sources=sources) as runtime:
+        start = trio.current_time()
+        await until(lambda: len(platform.shown) == 40)
+        for number in range(40):
+            await runtime.post(f"test:other:{number}", "second", reply_to="other")
+        await until(lambda: len(platform.shown) == 80)
+        assert trio.current_time() - start < 60
+        assert runtime.statistics().deliveries.waiting <= 8 * 2
+        platform.chat = None
+        await until(lambda: len(platform.shown) == 680)
+        assert platform.shown[80:] == [f"{number:03d}" for number in range(600)]
+        assert runtime.statistics().deliveries.waiting == 0
     sound(path)
 
 
@@ -903,6 +999,44 @@ async def test_a_key_with_a_long_backlog_hides_no_other_from_takers(path: Path) 
         await runtime.post("test:dm:2", "hello", reply_to="chat-2")
         assert [d.key for d in await runtime.deliveries.take("test")] == [KEY, "test:dm:2"]
         assert [d.key for d in await runtime.deliveries.take("test")] == []
+
+
+async def test_keys_that_rest_hide_no_other_from_takers(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: more of them than anybody asks for."""
+    async with inline(path, clock=LoopClock()) as runtime:
+        for number in range(1_005):
+            await runtime.post(f"test:dm:{number}", "hello", reply_to="chat")
+        while resting := await runtime.deliveries.take("test", 500):
+            for one in resting:
+                await runtime.deliveries.fail(one.id, "down", retry_after_s=600)
+        await runtime.post("test:dm:last", "hello", reply_to="chat")
+        assert [d.key for d in await runtime.deliveries.take("test", 1)] == ["test:dm:last"]
+        await trio.sleep(601)
+        assert len(await runtime.deliveries.take("test", 2)) == 2
+
+
+@pytest.mark.parametrize("pulled", [True, False], ids=["pulled", "sent after a restart"])
+async def test_a_clock_that_is_set_back_makes_no_rest_longer(
+    path: Path, autojump_clock: trio.testing.MockClock, *, pulled: bool
+) -> None:
+    clock, platform = LoopClock(), FakePlatform()
+    clock.ahead_s = 86_400
+    async with inline(path, clock=clock) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        await runtime.deliveries.fail(taken.id, "later", retry_after_s=20)
+        assert await runtime.deliveries.take("test") == ()
+        clock.ahead_s = 0
+        if pulled:
+            await trio.sleep(21)
+            assert [one.id for one in await runtime.deliveries.take("test")] == [taken.id]
+    if not pulled:
+        async with inline(path, clock=clock, sources=sending(platform)) as runtime:
+            with trio.fail_after(21):
+                await until(lambda: platform.texts(CHAT) == ["re hello"])
+    sound(path)
 
 
 async def test_whoever_joined_behind_the_last_word_gets_it_as_well(path: Path) -> None:
