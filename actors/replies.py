@@ -52,6 +52,11 @@ def with_facts(outcome: TurnOutcome, history_length: int, model_calls: int) -> T
     return msgspec.structs.replace(outcome, detail=detail or None)
 
 
+def steered_into(turn_id: TurnId) -> TurnOutcome:
+    """How the turn of a message ends that was steered into another turn."""
+    return TurnOutcome(kind="silent", cause="steered", detail={"into": turn_id})
+
+
 def reply_text(outcome: TurnOutcome) -> str:
     """The text that a user sees for an outcome."""
     if outcome.text and outcome.text.strip():
