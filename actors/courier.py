@@ -12,7 +12,9 @@ Keeps:
   again holds its lane; one that is failed or unknown holds nobody.
 - Each source has its own limit of what is under way, and of what is in memory: neither a stuck
   target nor a platform that is down holds up anybody else. What is beyond the limit stays in
-  storage and is read when there is room.
+  storage: a lane that has run empty reads what follows, and beyond the limit each key has its first
+  one in memory all the same, so that a key with a long backlog silences no other.
+- What somebody decides about a delivery counts at once, wherever it waits.
 
 Storage has the truth: a courier that was started again reads it.
 """
@@ -20,13 +22,13 @@ Storage has the truth: a courier that was started again reads it.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import trio
 from msgspec import Struct
 
 from ..storage.errors import InvalidContentError, StorageError
+from .lane import Channel, Lane, Parcel
 from .outbox import delivery_of
 from .pickup import Pickup
 from .sending import CUT_OFF, Sender
@@ -47,7 +49,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOADED_AT_ONCE = 500
+_LANE_MAX = 100  # deliveries of one key in memory
+_ROOM_MIN = 500  # for keys, before it is worth looking for those that wait for it
 
 
 class CourierStatistics(Struct, frozen=True, kw_only=True):
@@ -61,53 +64,6 @@ class CourierStatistics(Struct, frozen=True, kw_only=True):
     waiting: int
     """In memory, to be sent."""
     under_way: int
-
-
-@final
-class _Parcel:
-    """A delivery in its lane. When it may be sent is monotonic: a wall clock may jump."""
-
-    __slots__ = ("delivery", "not_before_s")
-
-    def __init__(self, delivery: Delivery, wait_s: float) -> None:
-        self.delivery = delivery
-        self.not_before_s = trio.current_time() + wait_s
-
-    @property
-    def due(self) -> bool:
-        return self.not_before_s <= trio.current_time()
-
-
-@final
-class _Channel:
-    """One source: who sends for it, and what waits."""
-
-    __slots__ = (
-        *("behind", "deliver", "ids", "lanes", "late", "limiter", "loading", "on_unknown"),
-        *("sending", "source", "taking"),
-    )
-
-    def __init__(self, source: str, running_max: int) -> None:
-        self.source = source
-        self.deliver: Deliver | None = None
-        self.on_unknown: OnUnknown = "resend"
-        self.limiter = trio.CapacityLimiter(running_max)
-        self.taking = trio.Lock()  # two takers must not get the same
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin with what is stored."""
-        self.lanes: dict[SessionKey, deque[_Parcel]] = {}
-        self.ids: set[str] = set()  # of everything in the lanes
-        self.sending: set[str] = set()  # of what is under way just now
-        self.late: list[Delivery] = []  # posted while storage is read
-        self.loading = self.behind = False  # behind: storage has more than the lanes
-
-    @property
-    def at_work(self) -> bool:
-        """Whether something of it is under way, or could be at once."""
-        due = (lane[0].due for lane in self.lanes.values() if lane)
-        return bool(self.sending) or self.loading or any(due)
 
 
 @final
@@ -126,8 +82,8 @@ class Courier:
         self._settings = settings
         self._context = context
         self._sender = Sender(writer, clock, settings)
-        self.pickup = Pickup(writer, self._sender, settings)
-        self._channels: dict[str, _Channel] = {}
+        self.pickup = Pickup(writer, self._sender, settings, self._decided)
+        self._channels: dict[str, Channel] = {}
         self._nursery: trio.Nursery | None = None
         self._settled = trio.lowlevel.ParkingLot()
         self._posted = 0
@@ -135,10 +91,10 @@ class Courier:
             channel = self._channel(name)
             channel.deliver, channel.on_unknown = policy.deliver, policy.on_unknown
 
-    def _channel(self, source: str) -> _Channel:
+    def _channel(self, source: str) -> Channel:
         channel = self._channels.get(source)
         if channel is None:
-            channel = self._channels[source] = _Channel(source, self._settings.running_max)
+            channel = self._channels[source] = Channel(source, self._settings.running_max)
         return channel
 
     # Running -------------------------------------------------------------------------------------
@@ -173,10 +129,7 @@ class Courier:
         """Send for this source no more; what waits stays, for `take` or whoever comes next."""
         channel = self._channel(source)
         channel.deliver = None
-        channel.behind = False
-        channel.ids.clear()
-        for lane in channel.lanes.values():
-            lane.clear()
+        channel.empty()
 
     async def take(self, source: str, limit: int) -> tuple[Delivery, ...]:
         """For a gateway that pulls: what is to be sent next, the first of each key."""
@@ -190,9 +143,7 @@ class Courier:
 
     async def retry(self, delivery_id: str) -> Delivery:
         """Send a failed or unknown one after all."""
-        delivery = await self.pickup.retry(delivery_id)
-        self._put(delivery)
-        return delivery
+        return await self.pickup.retry(delivery_id)
 
     # What is posted ------------------------------------------------------------------------------
 
@@ -206,27 +157,60 @@ class Courier:
         channel = self._channels.get(delivery.source)
         if channel is None or channel.deliver is None or self._nursery is None:
             return  # it waits in storage
-        if channel.loading:
-            channel.late.append(delivery)
-        elif channel.behind or len(channel.ids) >= self._settings.waiting_max:
-            channel.behind = True  # it would overtake what is still in storage
+        lane, waiting_max = channel.lanes.get(delivery.key), self._settings.waiting_max
+        if lane is None:
+            if channel.loading:
+                channel.late.append(delivery)
+            elif channel.behind or len(channel.lanes) >= waiting_max:
+                channel.behind = True  # it would overtake what is still in storage
+            else:
+                self._open_lane(channel, delivery, behind=False)
+        elif lane.behind or len(lane.parcels) >= _LANE_MAX or len(channel.ids) >= waiting_max:
+            lane.behind = lane.missed = True
         else:
-            self._enqueue(channel, delivery)
+            self._enqueue(channel, lane, delivery)
 
-    def _enqueue(self, channel: _Channel, delivery: Delivery) -> None:
-        if delivery.id in channel.ids or delivery.id in channel.sending:
-            return
-        channel.ids.add(delivery.id)
-        wait_s = self._sender.wait_s(delivery)
+    def _open_lane(self, channel: Channel, delivery: Delivery, *, behind: bool) -> None:
+        lane = channel.lanes[delivery.key] = Lane(behind=behind)
+        self._enqueue(channel, lane, delivery)
+        self._start(self._serve, channel, delivery.key, lane)
+
+    def _enqueue(self, channel: Channel, lane: Lane, delivery: Delivery) -> None:
+        lane.last = delivery.id
+        if delivery.id not in channel.ids and delivery.id not in channel.sending:
+            channel.ids.add(delivery.id)
+            lane.parcels.append(self._parcel(delivery))
+
+    def _parcel(self, delivery: Delivery) -> Parcel:
         if delivery.state == "sending":  # whoever has taken it may still acknowledge it
-            wait_s = self.pickup.lease_s(delivery.id)
-        parcel = _Parcel(delivery, wait_s)
+            return Parcel(delivery, self.pickup.lease_s(delivery.id))
+        return Parcel(delivery, self._sender.wait_s(delivery))
+
+    def _decided(self, delivery: Delivery) -> None:
+        """Somebody has said what becomes of this one, durably."""
+        channel = self._channels.get(delivery.source)
+        if channel is None or channel.deliver is None or self._nursery is None:
+            return
+        if delivery.id in channel.sending:
+            channel.decided.add(delivery.id)
+            return
         lane = channel.lanes.get(delivery.key)
         if lane is None:
-            channel.lanes[delivery.key] = deque((parcel,))
-            self._start(self._serve, channel, delivery.key)
-        else:
-            lane.append(parcel)
+            if delivery.state == "pending":
+                self._put(delivery)
+            return
+        place = lane.find(delivery.id)
+        if delivery.state == "pending":
+            parcel = self._parcel(delivery)
+            if place is not None:
+                lane.parcels[place] = parcel
+            else:  # it was failed or unknown, and has lost its place: storage is read behind it
+                channel.ids.add(delivery.id)
+                lane.parcels.append(parcel)
+        elif place is not None:
+            channel.ids.discard(delivery.id)
+            del lane.parcels[place]
+        lane.change()
 
     def _start(self, function: Any, *arguments: Any) -> None:
         assert self._nursery is not None
@@ -234,31 +218,44 @@ class Courier:
 
     # What is stored ------------------------------------------------------------------------------
 
-    def _load(self, channel: _Channel) -> None:
-        if channel.deliver is None or channel.loading or self._nursery is None:
-            return
-        channel.loading = True
-        self._start(self._read, channel)
+    def _load(self, channel: Channel) -> None:
+        channel.unread = True
+        if channel.deliver is not None and not channel.loading and self._nursery is not None:
+            channel.loading = True
+            self._start(self._read, channel)
 
-    async def _read(self, channel: _Channel) -> None:
-        """What is open in storage, behind what the lanes have."""
-        # What the lanes had when we looked may be settled when the answer comes.
-        known = channel.ids | channel.sending
-        limit = len(known) + _LOADED_AT_ONCE
+    async def _read(self, channel: Channel) -> None:
+        """A lane for each key that has something in storage, as far as there is room."""
+        source, lanes_max = channel.source, self._settings.waiting_max
         try:
-            source = channel.source
-            found = await self._look(lambda reader: reader.open_deliveries(source, limit))
-            if channel.deliver is None:
-                return
-            for delivery in found:
-                if delivery.id not in known:
-                    self._enqueue(channel, delivery)
-            channel.behind = len(found) == limit
+            while channel.unread:
+                channel.unread = False
+                # What these have when we look may be settled when the answer comes.
+                served = frozenset(channel.lanes)
+                found = await self._look(lambda reader: reader.first_deliveries(source, lanes_max))
+                if channel.deliver is None:
+                    return
+                new = [delivery for delivery in found if delivery.key not in served]
+                room = lanes_max - len(channel.lanes)
+                for delivery in new[:room]:
+                    self._open_lane(channel, delivery, behind=True)
+                channel.behind = len(new) > room or len(found) == lanes_max
         finally:
             late, channel.late, channel.loading = channel.late, [], False
             for delivery in late:
                 self._put(delivery)
             self._settled.unpark_all()
+
+    async def _refill(self, channel: Channel, key: SessionKey, lane: Lane) -> None:
+        """What storage has of this key behind what the lane has had."""
+        source, last, lane.missed = channel.source, lane.last, False
+        limit = max(min(self._settings.waiting_max - len(channel.ids), _LANE_MAX), 1)
+        found = await self._look(lambda reader: reader.lane_deliveries(source, key, last, limit))
+        if channel.lanes.get(key) is not lane or channel.deliver is None:
+            return  # nobody sends for it any more, or another lane does
+        for delivery in found:
+            self._enqueue(channel, lane, delivery)
+        lane.behind = lane.missed or len(found) == limit
 
     async def _look(self, view: Callable[[Reader], T]) -> T:
         """Read, however long storage is down."""
@@ -272,30 +269,33 @@ class Courier:
 
     # Lanes ---------------------------------------------------------------------------------------
 
-    async def _serve(self, channel: _Channel, key: SessionKey) -> None:
-        """One lane, until nothing waits in it."""
-        lane = channel.lanes[key]
+    async def _serve(self, channel: Channel, key: SessionKey, lane: Lane) -> None:
+        """One lane, until nothing waits in it, or behind it in storage."""
         try:
-            while lane:
-                parcel = lane[0]
+            while lane.parcels or (lane.behind and channel.deliver is not None):
+                if not lane.parcels:
+                    await self._refill(channel, key, lane)
+                    continue
+                parcel = lane.parcels[0]
                 if not parcel.due:
-                    await trio.sleep_until(parcel.not_before_s)
+                    await lane.rest(parcel.not_before_s)
                     continue
                 async with channel.limiter:
-                    if lane and lane[0] is parcel:
+                    if lane.parcels and lane.parcels[0] is parcel:
                         await self._send(channel, lane, parcel.delivery)
         finally:
             if channel.lanes.get(key) is lane:
                 del channel.lanes[key]
             self._settled.unpark_all()
-            if channel.behind and len(channel.ids) <= self._settings.waiting_max // 2:
+            lanes, lanes_max = len(channel.lanes), self._settings.waiting_max
+            if channel.behind and lanes <= max(lanes_max - _ROOM_MIN, lanes_max // 2):
                 self._load(channel)
 
-    async def _send(self, channel: _Channel, lane: deque[_Parcel], delivery: Delivery) -> None:
+    async def _send(self, channel: Channel, lane: Lane, delivery: Delivery) -> None:
         """The first of a lane: sent, or put back to be tried again."""
         deliver = channel.deliver
         if deliver is None:
-            lane.clear()
+            lane.parcels.clear()
             return
         again: Delivery | None = None
         channel.sending.add(delivery.id)
@@ -304,17 +304,26 @@ class Courier:
                 again = await self._left_over(channel, delivery)
             else:
                 again = await self._sender.attempt(deliver, channel.on_unknown, delivery)
+            while again is None and delivery.id in channel.decided:
+                channel.decided.discard(delivery.id)
+                again = await self._put_back(delivery)
         finally:
             channel.sending.discard(delivery.id)
-            if lane and lane[0].delivery.id == delivery.id:
-                lane.popleft()
+            channel.decided.discard(delivery.id)
+            if lane.parcels and lane.parcels[0].delivery.id == delivery.id:
+                lane.parcels.popleft()
                 channel.ids.discard(delivery.id)
             if again is not None and channel.deliver is not None:
                 channel.ids.add(again.id)
-                lane.appendleft(_Parcel(again, self._sender.wait_s(again)))
+                lane.parcels.appendleft(self._parcel(again))
             self._settled.unpark_all()
 
-    async def _left_over(self, channel: _Channel, delivery: Delivery) -> Delivery | None:
+    async def _put_back(self, delivery: Delivery) -> Delivery | None:
+        """What somebody wants to be sent again although it was under way."""
+        stored = await self._look(lambda reader: reader.delivery(delivery.id))
+        return stored if stored is not None and stored.state == "pending" else None
+
+    async def _left_over(self, channel: Channel, delivery: Delivery) -> Delivery | None:
         """The last courier, the whole process, or a taker died over it."""
         stored = await self._look(lambda reader: reader.delivery(delivery.id))
         if stored is None or stored.state != "sending":

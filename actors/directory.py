@@ -201,6 +201,12 @@ class Directory:
         entry = await self._entry(key, source)
         return entry.line.stream.subscribe(turn_id, after, over=over)
 
+    def end_turn(self, key: SessionKey, turn_id: TurnId) -> None:
+        """Whoever follows this turn is told nothing more: it never was, or is part of another."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.line.stream.end_turn(turn_id)
+
     # Starting ----------------------------------------------------------------------------------
 
     def _start(self, key: SessionKey, source: str) -> _Entry:

@@ -33,7 +33,7 @@ from ..storage.edge import check_json, check_name
 from ..storage.errors import ConflictError, InvalidContentError, OnepenError
 from ..storage.records import Effect
 from ..storage.units import Refused
-from .raised import is_theirs, said_by, sole_cause
+from .raised import being_cancelled, is_theirs, said_by, sole_cause
 from .replies import storable
 
 if TYPE_CHECKING:
@@ -170,14 +170,17 @@ class Effects:
         if scribe.broken is not None:  # what the turn has written before this was refused
             raise scribe.broken.error()
         self._not_begun.discard(key)
+        awaited = False
         try:
             value: Any = _call(function, arguments, begin.effect_id)
-            if inspect.isawaitable(value):
+            if awaited := inspect.isawaitable(value):
                 value = await value
         except BaseException as error:
             if not is_theirs(error):
                 raise  # nobody knows how far it got; the turn's end says so
-            if isinstance(sole_cause(error), TimeoutError | trio.TooSlowError):
+            too_slow = isinstance(sole_cause(error), TimeoutError | trio.TooSlowError)
+            # What was cut off may have made an error of that, which says nothing of the world.
+            if too_slow or (awaited and being_cancelled()):
                 await self._finish(begun, "unknown", None)  # it may have happened all the same
             else:
                 await self._finish(begun, "failed", {"error": storable(said_by(error))})

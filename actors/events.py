@@ -85,7 +85,7 @@ class Subscription(trio.abc.ReceiveChannel[Event]):
 
     def __init__(self, stream: Stream, turn_id: TurnId | None, size_max: int) -> None:
         self._stream = stream
-        self._turn_id = turn_id
+        self.turn_id = turn_id
         self._size_max = size_max
         self._events: deque[Event] = deque()
         self._lot = trio.lowlevel.ParkingLot()
@@ -93,15 +93,13 @@ class Subscription(trio.abc.ReceiveChannel[Event]):
 
     def offer(self, event: Event) -> None:
         """For the stream: one more event."""
-        if self._ended or (
-            self._turn_id is not None and event.turn_id not in (self._turn_id, None)
-        ):
+        if self._ended or (self.turn_id is not None and event.turn_id not in (self.turn_id, None)):
             return
         if len(self._events) >= self._size_max:
             # From here on `after=` goes on: behind the last event that this subscriber gets.
             event = Event(kind="dropped", key=event.key, position=self._events[-1].position)
         self._events.append(event)
-        if event.kind == "dropped" or (event.kind == "turn.ended" and self._turn_id is not None):
+        if event.kind == "dropped" or (event.kind == "turn.ended" and self.turn_id is not None):
             self._ended = True
             self._stream.unsubscribe(self)
         self._lot.unpark_all()
@@ -312,11 +310,21 @@ class Stream:
         self._subscriptions.append(subscription)
         for event in replayed:
             subscription.offer(event)
-        if over and not subscription.ended:
+        if over:
+            self._finish(subscription)
+        return subscription
+
+    def end_turn(self, turn_id: TurnId) -> None:
+        """Nothing of this turn is still to come, and nothing will say so."""
+        for subscription in list(self._subscriptions):
+            if subscription.turn_id == turn_id:
+                self._finish(subscription)
+
+    def _finish(self, subscription: Subscription) -> None:
+        if not subscription.ended:
             subscription.offer(self._gap(self._number))
             subscription.end()
             self.unsubscribe(subscription)
-        return subscription
 
     def _gap(self, number: int) -> Event:
         position = (self._incarnation or Incarnation(0), number)

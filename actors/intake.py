@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, final
 
 import trio
 from msgspec import Struct
@@ -27,7 +27,7 @@ from ..storage.units import Unknown
 from .tickets import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ..storage.errors import OnepenError
     from ..storage.identity import Clock
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .drivers import Progress
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 WriterState: TypeAlias = Literal["open", "recovering", "down", "draining", "closed", "failed"]
 _SAMPLES_MAX = 1024  # commit latencies kept for the percentiles
@@ -89,6 +91,7 @@ class Intake:
         self._bytes_waiting = 0
         self._room = trio.lowlevel.ParkingLot()
         self._up = trio.lowlevel.ParkingLot()
+        self._patient: set[trio.CancelScope] = set()  # waits that storage's trouble ends
         self._arrived = trio.Event()
         self._state: WriterState = "open"
         self._reason: str | None = None
@@ -134,6 +137,18 @@ class Intake:
         """Until storage is no longer down. Returns at once if it is not."""
         while self._state == "down":
             await self._up.park()
+
+    async def while_up(self, run: Callable[[], Awaitable[T]]) -> T:
+        """What it returns, unless storage is down before that."""
+        if (error := self._trouble()) is not None:
+            raise error
+        with trio.CancelScope() as scope:
+            self._patient.add(scope)
+            try:
+                return await run()
+            finally:
+                self._patient.discard(scope)
+        raise StorageUnavailableError(self._reason or "no progress", self._since_ms)
 
     async def wait_recovered(self) -> None:
         """Until a recovery that is under way has come to something: storage is back, or down."""
@@ -217,6 +232,8 @@ class Intake:
         logger.error("storage is down: %s", self._reason)
         for ticket in self._waiting:
             ticket.interrupt_waits(StorageUnavailableError(self._reason, self._since_ms))
+        for scope in self._patient:
+            scope.cancel()
         self._room.unpark_all()
         self._up.unpark_all()
 

@@ -102,7 +102,8 @@ class DeliverySettings(Struct, frozen=True, kw_only=True):
 
     running_max: Annotated[int, _bound("Deliveries under way at once, for each source.")] = 64
     waiting_max: Annotated[
-        int, _bound("Deliveries in memory, for each source; what is beyond that waits in storage.")
+        int,
+        _bound("Deliveries in memory, for each source; beyond that only the first of each key."),
     ] = 10_000
     deadline_s: Annotated[
         float,

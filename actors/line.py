@@ -87,6 +87,7 @@ class Submit(NamedTuple):
     reset: ResetPolicy | None = None
     along: tuple[AnyCommand, ...] = ()  # what is done by accepting it, in the same unit
     more: tuple[Said, ...] = ()  # further messages of the same turn
+    follows: bool = False  # it was accepted before, though that may be forgotten: never again
 
 
 class Interrupt(NamedTuple):

@@ -16,6 +16,8 @@ from ..storage.units import Unit
 from .sending import CUT_OFF, TOO_SLOW, check_wait, marked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..storage.records import Delivery, DeliveryState
     from .limits import DeliverySettings
     from .sending import Sender
@@ -25,12 +27,19 @@ if TYPE_CHECKING:
 
 @final
 class Pickup:
-    """The counter beside the Courier\'s lanes."""
+    """The counter beside the Courier's lanes."""
 
-    def __init__(self, writer: WriterRef, sender: Sender, settings: DeliverySettings) -> None:
+    def __init__(
+        self,
+        writer: WriterRef,
+        sender: Sender,
+        settings: DeliverySettings,
+        on_decided: Callable[[Delivery], None],
+    ) -> None:
         self._writer = writer
         self._sender = sender
         self._settings = settings
+        self._on_decided = on_decided
         self._leases: dict[str, float] = {}  # of what was taken: until when it may be acknowledged
 
     def lease_s(self, delivery_id: str) -> float:
@@ -45,8 +54,9 @@ class Pickup:
         One taker of a source at a time.
         """
         sender, held = self._sender, len(self._leases) + len(under_way)
+        now_ms = sender.now()  # those that rest leave room for the others
         first = await self._writer.read(
-            lambda reader: reader.first_deliveries(source, limit + held + _RESTING_MAX)
+            lambda reader: reader.first_deliveries(source, limit + held, now_ms=now_ms)
         )
         taken: list[Delivery] = []
         for found in first:
@@ -76,14 +86,18 @@ class Pickup:
     async def fail(
         self, delivery_id: str, error: str, *, retry: bool, retry_after_s: float | None
     ) -> Delivery:
-        """It has not arrived: to be tried again as often as the settings say, or given up."""
+        """It has not arrived: to be tried again as often as the settings say, or given up.
+
+        Twice, or late, is harmless: what waits for its next attempt is left as it is.
+        """
         later_s = None if retry_after_s is None else check_wait(retry_after_s)
         delivery = await self._stored(delivery_id)
-        if retry and delivery.state == "sending" and not self._sender.exhausted(delivery):
+        if delivery.state == "failed" or (retry and delivery.state == "pending"):
+            return delivery
+        open_yet = delivery.state in ("sending", "unknown")
+        if retry and open_yet and not self._sender.exhausted(delivery):
             next_ms = self._sender.next_ms(delivery, later_s)
             return await self._decide(delivery, "pending", error=error, next_ms=next_ms)
-        if delivery.state == "failed":
-            return delivery
         return await self._decide(delivery, "failed", error=error)
 
     async def retry(self, delivery_id: str) -> Delivery:
@@ -114,7 +128,6 @@ class Pickup:
         await self._writer.write(Unit((command,)))
         self._sender.count(command)
         self._leases.pop(delivery.id, None)
-        return marked(delivery, command)
-
-
-_RESTING_MAX = 1_000  # keys whose first one waits to be tried again, and that are passed over
+        decided = marked(delivery, command)
+        self._on_decided(decided)
+        return decided

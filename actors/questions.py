@@ -50,7 +50,7 @@ _CHOICES_MAX = 100
 class QuestionExpiredError(OnepenError):
     """Nobody has answered in time. That is not a no, and not a yes."""
 
-    hint = "decide what no answer means, or ask again"
+    hint = "it can't be answered any more; send the message again if it still matters"
 
     def __init__(self, question_key: str, expired_ms: int) -> None:
         super().__init__(f"question {question_key} has expired without an answer")

@@ -7,6 +7,7 @@ on, because somebody wants an end of all this.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -28,6 +29,11 @@ def ours_of(error: BaseException) -> BaseException | None:
         group = cast("BaseExceptionGroup[BaseException]", error)
         return group.subgroup(_OURS)
     return error if isinstance(error, _OURS) else None
+
+
+def being_cancelled() -> bool:
+    """Whether somebody wants an end of the calling task, even if other code has caught that."""
+    return trio.current_effective_deadline() == -math.inf
 
 
 def sole_cause(error: BaseException) -> BaseException:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import trio
 
-from ..storage.errors import ConflictError
+from ..storage.errors import ConflictError, MissingError
 from ..storage.identity import TurnId
 from .line import Accepted, SessionBusyError
 from .mailbox import Answer
@@ -77,6 +77,8 @@ async def follow_repeat(session: Session, submit: Submit) -> Accepted | None:
         entry = await session.scribe.writer.read(
             lambda reader: reader.inbound(submit.source, submit.inbound_id)
         )
+        if entry is None and submit.follows:
+            return await _forgotten(session, submit.turn_id)
         if entry is None:
             return None
         known = _Known(entry.key, entry.digest, entry.turn_id)
@@ -113,7 +115,17 @@ def _alive(session: Session, turn_id: TurnId) -> Accepted | None:
     return None
 
 
-async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
+async def _forgotten(session: Session, turn_id: TurnId) -> Accepted:
+    """The turn of a message whose inbound id is no longer known, as far as that is stored."""
+    found = _alive(session, turn_id) or await _stored(session, turn_id, resume=False)
+    if found is None:  # it had become part of another turn
+        answer: Answer[Reply] = Answer()
+        answer.fail(MissingError(f"what became of turn {turn_id}"))
+        found = Accepted(turn_id, "started", 0, _at_once, answer, repeated=True)
+    return found
+
+
+async def _stored(session: Session, turn_id: TurnId, *, resume: bool = True) -> Accepted | None:
     """The turn as it has ended, or as it goes on."""
 
     def look(reader: Reader) -> tuple[Turn | None, tuple[Message, ...]]:
@@ -132,8 +144,8 @@ async def _stored(session: Session, turn_id: TurnId) -> Accepted | None:
     if turn.outcome is not None and turn.outcome.cause == "steered":
         # It was answered with the turn that it was steered into.
         into = TurnId(str((turn.outcome.detail or {}).get("into")))
-        return _alive(session, into) or await _stored(session, into)
-    again = await another_attempt(session, turn) if _was_cut(turn) else None
+        return _alive(session, into) or await _stored(session, into, resume=resume)
+    again = await another_attempt(session, turn) if resume and _was_cut(turn) else None
     alive = _alive(session, turn_id)  # or another repeat has begun it meanwhile
     if alive is not None:
         return alive

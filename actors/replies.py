@@ -19,6 +19,8 @@ from ..storage.records import Message, Tokens, TurnOutcome
 
 _ERROR_LENGTH_MAX = 300
 _PARTIAL_ERROR_LENGTH_MAX = 200
+_STORED_LENGTH_MAX = 4000
+_STORED_BYTES_MAX = 4 * _STORED_LENGTH_MAX
 _LONG_HISTORY = 50
 _CONTEXT_TOO_LONG = re.compile(
     r"context[ _](length|window)|too large|too long|too many tokens|maximum context|payload",
@@ -48,6 +50,11 @@ def with_facts(outcome: TurnOutcome, history_length: int, model_calls: int) -> T
     elif model_calls and not detail.get("api_calls"):
         detail["api_calls"] = model_calls
     return msgspec.structs.replace(outcome, detail=detail or None)
+
+
+def steered_into(turn_id: TurnId) -> TurnOutcome:
+    """How the turn of a message ends that was steered into another turn."""
+    return TurnOutcome(kind="silent", cause="steered", detail={"into": turn_id})
 
 
 def reply_text(outcome: TurnOutcome) -> str:
@@ -96,9 +103,10 @@ def _interrupted(outcome: TurnOutcome) -> str:
     return ""
 
 
-def storable(text: str) -> str:
-    """An error's text, whatever it holds: short enough, and without what no text can hold."""
-    return text[:4000].encode(errors="replace").decode()
+def storable(text: str, bytes_max: int = _STORED_BYTES_MAX) -> str:
+    """Somebody else's text, whatever it holds: short enough, and without what no text can hold."""
+    shown = text[:_STORED_LENGTH_MAX].encode(errors="replace")
+    return shown[:bytes_max].decode(errors="ignore")
 
 
 def with_storable_facts(outcome: TurnOutcome) -> TurnOutcome:

@@ -19,12 +19,13 @@ from .mailbox import Answer
 from .outbox import distinct, targets_of
 from .pausing import Pause
 from .raised import is_theirs
+from .replies import steered_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..storage.commands import AnyCommand
-    from ..storage.identity import SessionId, Uid
+    from ..storage.identity import SessionId, TurnId, Uid
     from ..storage.records import Draft
     from .line import Line, Waiting
     from .outbox import Target
@@ -63,7 +64,18 @@ class Release:
         if self._reply is not None:
             self._line.give_reply(self._reply)
             for waiting in self._steered:  # they were answered with it
+                self._tell_end(waiting.turn_id, self._reply)
                 self._line.give_reply(self._reply, waiting.turn_id)
+
+    def _tell_end(self, turn_id: TurnId, reply: Reply) -> None:
+        """Those who follow a message that was steered in: its own turn is over with this one."""
+        self._line.stream.publish(
+            "turn.ended",
+            session_id=reply.session_id,
+            turn_id=turn_id,
+            text=reply.text,
+            outcome=steered_into(reply.turn_id),
+        )
 
     async def after(self, seconds: float) -> None:
         await trio.sleep(seconds)

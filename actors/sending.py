@@ -8,6 +8,7 @@ Keeps:
 - `sending` is durable before anything is sent, so that after a crash it is known what may have
   arrived; whatever `deliver` does, what is stored of it is one of the states above.
 - The unit of failure is one delivery: nothing that `deliver` raises or returns gets any further.
+- What was cut off is unknown, whatever error `deliver` has made of its cancellation.
 
 Must never call a delivery sent that nobody has acknowledged.
 """
@@ -23,10 +24,11 @@ import trio
 from msgspec.structs import replace
 
 from ..storage.commands import MarkDelivery
+from ..storage.edge import NAME_BYTES_MAX
 from ..storage.errors import InvalidContentError, OnepenError, StorageError
 from ..storage.units import Durable, Unit
 from .policy import Backoff
-from .raised import ours_of, said_by, sole_cause
+from .raised import being_cancelled, ours_of, said_by, sole_cause
 from .replies import storable
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ logger = logging.getLogger(__name__)
 WAIT_S_MAX = 86_400.0
 CUT_OFF = "it is not known whether it has arrived: the process ended while it was being sent"
 TOO_SLOW = "it is not known whether it has arrived: the platform did not answer in time"
-_PLATFORM_ID_LENGTH_MAX = 1000
 
 
 class UndeliverableError(OnepenError):
@@ -92,18 +93,26 @@ class Sender:
         if sending is None:
             return None
         platform_id: str | None = None
+        scope = trio.move_on_after(self._settings.deadline_s)
         try:
-            with trio.move_on_after(self._settings.deadline_s) as scope:
+            with scope:
                 returned: Any = deliver(sending)
                 returned = await returned if isawaitable(returned) else returned
                 if returned is not None:
-                    platform_id = storable(str(returned))[:_PLATFORM_ID_LENGTH_MAX]
+                    platform_id = storable(str(returned), NAME_BYTES_MAX)
         except BaseException as error:
             if (ours := ours_of(error)) is not None:
                 # Whoever ends us wants an end: what became of it is posted and not waited for.
                 self._post(self._unknown(on_unknown, sending, CUT_OFF))
                 raise ours  # noqa: B904 - it is a part of the same error
-            return await self._failed(on_unknown, sending, sole_cause(error))
+            if being_cancelled():  # it has made an error of that
+                self._post(self._unknown(on_unknown, sending, CUT_OFF))
+                await trio.lowlevel.checkpoint_if_cancelled()
+                return None
+            if not scope.cancel_called:
+                return await self._failed(on_unknown, sending, sole_cause(error))
+            # An error of somebody who was told to stop says nothing of what has arrived.
+            return await self.settle_unknown(on_unknown, sending, TOO_SLOW)
         if scope.cancelled_caught:
             return await self.settle_unknown(on_unknown, sending, TOO_SLOW)
         return await self._mark(sending, "sent", platform_id=platform_id)
@@ -137,11 +146,15 @@ class Sender:
         wait_s = backoff.wait_s(sending.attempt) if later_s is None else later_s
         return self._clock.now() + int(min(wait_s, WAIT_S_MAX) * 1000)
 
+    def now(self) -> int:
+        return self._clock.now()
+
     def wait_s(self, delivery: Delivery) -> float:
-        """How long until then; never longer than anybody is made to wait."""
-        if delivery.next_ms is None:
+        """How long until then. A clock that was set back does not make it longer: it is over."""
+        now = self._clock.now()
+        if delivery.next_ms is None or (delivery.marked_ms or 0) > now:
             return 0.0
-        return min(max((delivery.next_ms - self._clock.now()) / 1000, 0.0), WAIT_S_MAX)
+        return min(max((delivery.next_ms - now) / 1000, 0.0), WAIT_S_MAX)
 
     # Not knowing ---------------------------------------------------------------------------------
 
@@ -187,7 +200,13 @@ class Sender:
 
     async def store(self, delivery: Delivery, command: MarkDelivery) -> Delivery | None:
         """Store a step, however long storage is down; the delivery if it goes on after it."""
-        receipt = await self._writer.commit(Unit((command,)))
+        try:
+            receipt = await self._writer.commit(Unit((command,)))
+        except InvalidContentError as error:
+            # What it came to counts for more than what was said about it, and must be known.
+            logger.error("delivery %s is stored without its details: %s", delivery.id, error)
+            command = replace(command, error=None, platform_id=None)
+            receipt = await self._writer.commit(Unit((command,)))
         if not isinstance(receipt, Durable):
             # A person has decided about it meanwhile, or its session was deleted.
             logger.info("delivery %s goes no further: %s", delivery.id, receipt.reason)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PREFIX = "timer:"  # of timer ids, and of the inbound ids under which they fire
 _LOOKED_FOR_S = 30.0  # the wall clock may have been set
 _RESTS_S = 1.0  # a key for which something could not be done
 _UNDER_WAY_MAX = 64
@@ -146,13 +147,14 @@ class Timetable:
             await self._writer.write(Unit((self._resolved(timer, "cancelled"),)))
         except ConflictError:
             return False  # it fired meanwhile
-        self._fail(timer_id, "the timer was cancelled")
+        self._fail(timer, "the timer was cancelled")
         return True
 
-    def _fail(self, timer_id: str, why: str) -> None:
-        promise = self._replies.get(timer_id)
+    def _fail(self, timer: Timer, why: str) -> None:
+        promise = self._replies.get(timer.id)
         if promise is not None:
-            promise.fail(MissingError(f"a turn of {timer_id}: {why}"))
+            promise.fail(MissingError(f"a turn of {timer.id}: {why}"))
+        self._directory.end_turn(timer.key, turn_of(timer.id, timer.due_ms))
 
     def _resolved(self, timer: Timer, resolution: Literal["fired", "cancelled"]) -> ResolveTimer:
         return ResolveTimer(timer_id=timer.id, resolution=resolution, at_ms=self._clock.now())
@@ -186,7 +188,7 @@ class Timetable:
         if any(begun) and len(self._busy) < _UNDER_WAY_MAX:
             return 0.0  # perhaps there is more
         waits = [_LOOKED_FOR_S, *(until_s - now_s for until_s in self._resting.values())]
-        if next_ms is not None and not due:
+        if next_ms is not None:
             waits.append((next_ms - self._clock.now()) / 1000)
         return max(min(waits), 0.0)  # whatever ends sooner rings
 
@@ -195,7 +197,7 @@ class Timetable:
 
         def look(reader: Reader) -> tuple[list[Timer | Question], int | None]:
             questions = reader.expired_questions(now_ms, limit=limit)
-            return [*questions, *reader.due_timers(now_ms, limit=limit)], reader.next_due_ms()
+            return [*questions, *reader.due_timers(now_ms, limit=limit)], reader.next_due_ms(now_ms)
 
         return await self._writer.read(look)
 
@@ -231,7 +233,7 @@ class Timetable:
         late_ms = self._clock.now() - timer.due_ms
         if policy.on_late == "skip" and late_ms > policy.late_after_s * 1000:
             await self._writer.write(Unit((self._resolved(timer, "cancelled"),)))
-            self._fail(timer.id, f"it was {late_ms // 1000} s late, and left out")
+            self._fail(timer, f"it was {late_ms // 1000} s late, and left out")
             logger.warning("%s: timer %s was late and is left out", timer.key, timer.id)
             return
         busy: Busy = policy.busy if timer.busy is None else timer.busy  # type: ignore[assignment]
@@ -251,13 +253,15 @@ class Timetable:
         await accepted.durable()
         promise = self._replies.get(timer.id)
         if promise is not None:
-            self._directory.spawn(self._follow, accepted, promise)
+            self._directory.spawn(self._follow, timer, accepted, promise)
 
-    async def _follow(self, accepted: Accepted, promise: Answer[Reply]) -> None:
+    async def _follow(self, timer: Timer, accepted: Accepted, promise: Answer[Reply]) -> None:
         try:
             promise.give(await accepted.reply.wait())
         except OnepenError as error:
             promise.fail(error)
+        # It may have become part of another turn, whose end is not told as its own.
+        self._directory.end_turn(timer.key, turn_of(timer.id, timer.due_ms))
 
     async def _expire(self, question: Question) -> None:
         settled = Settle(question.question_key, "expired")

@@ -31,7 +31,7 @@ from ..storage.commands import AddUsage, EndTurn
 from ..storage.edge import check_draft, check_unit
 from ..storage.errors import ConflictError, InvalidContentError
 from ..storage.identity import Uid
-from ..storage.records import Draft, Tokens, TurnOutcome
+from ..storage.records import Draft, Tokens
 from ..storage.units import Durable, Unit
 from . import compression
 from .compression import Compress, Compression, Summarise, SummaryRaised
@@ -41,6 +41,7 @@ from .messages import Given, draft_of, same_message, texts_of, user_draft
 from .outbox import posting
 from .pausing import turn_over
 from .recovery import taking
+from .replies import steered_into
 from .results import Attempt
 from .streaming import Streaming
 
@@ -439,7 +440,7 @@ class Turn:
 
     def _steered_in(self, waiting: Waiting) -> tuple[AnyCommand, ...]:
         """Its own turn is over with that: it is answered with this one."""
-        outcome = TurnOutcome(kind="silent", cause="steered", detail={"into": self.id})
+        outcome = steered_into(self.id)
         end = EndTurn(turn_id=waiting.turn_id, attempt=0, outcome=outcome, at_ms=self._scribe.now())
         return (*taking(waiting, into=self.id), end)
 

@@ -42,7 +42,7 @@ from .drivers import Driver, InlineDriver, ThreadDriver
 from .intake import Intake, Traffic, WriterSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from ..storage.engine import Engine, Reader
     from ..storage.identity import Clock
@@ -96,6 +96,13 @@ class WriterRef:
     async def wait_up(self) -> None:
         """Until storage is no longer down; at once if it is not."""
         await self._intake.wait_up()
+
+    async def while_up(self, run: Callable[[], Awaitable[T]]) -> T:
+        """What it returns; if storage is down meanwhile, it is cancelled and not waited for.
+
+        Raises `StorageUnavailableError` then. For waits whose cancelling takes nothing back.
+        """
+        return await self._intake.while_up(run)
 
     def post(
         self,

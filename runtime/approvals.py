@@ -54,7 +54,7 @@ class Approvals:
 
         The same answer again is harmless. Raises `MissingError`, `AmbiguousError` if several are
         open, `InvalidContentError` for what is none of the choices, and `ConflictError` if it was
-        answered otherwise, or has expired.
+        answered otherwise, or has expired; `StorageUnavailableError` while storage is down.
         """
         check_name("key", key)
         if type(answer) is not str:
@@ -65,4 +65,6 @@ class Approvals:
                 check_name(field, value)
         settled = Settle(question_key, "answered", answer, by)
         source = source_of(key)
-        return await self._directory.ask(SessionKey(key), source, settled)
+        return await self._writer.while_up(
+            lambda: self._directory.ask(SessionKey(key), source, settled)
+        )

@@ -23,7 +23,7 @@ from ..actors.messages import Inbound, digest_of, user_draft
 from ..actors.outbox import Target
 from ..actors.slots import SlotStatistics
 from ..actors.sources import PLAIN, check_busy, source_of
-from ..actors.timetable import turn_of
+from ..actors.timetable import PREFIX, turn_of
 from ..actors.writer import WriterStatistics
 from ..storage.edge import (
     check_count,
@@ -180,7 +180,7 @@ class Runtime:
             raise InvalidContentError(what, "it does not go with at=", hint=hint)
         checked = SessionKey(key)
         name = f"{submit.source}:{submit.inbound_id}" if submit.repeatable else submit.inbound_id
-        timer_id = f"timer:{name}"
+        timer_id = f"{PREFIX}{name}"
         check_name("id", timer_id)
         given = Timer(
             id=timer_id,
@@ -192,9 +192,14 @@ class Runtime:
         )
         stored, promise = await self._timetable.set(given)
         if stored.state == "fired":
-            accepted = await self._directory.ask(
-                checked, source_of(key), submit._replace(inbound_id=timer_id, repeatable=True)
+            # Its inbound id may be forgotten by now: that must not begin a second turn.
+            again = submit._replace(
+                inbound_id=timer_id,
+                turn_id=turn_of(timer_id, due_ms),
+                repeatable=True,
+                follows=True,
             )
+            accepted = await self._directory.ask(checked, source_of(key), again)
             await accepted.durable()
             return Submission(self._directory, checked, accepted)
         turn = turn_of(timer_id, due_ms)
@@ -311,6 +316,8 @@ class Runtime:
         An assistant's message in the transcript, and a delivery: to `reply_to`, or else to where
         this key was last answered, or else to an empty target, and the key must do. Under an `id`
         of yours the same post is made once, however often you call. Both are durable on return.
+
+        Raises `StorageUnavailableError` while storage is down; it may be made all the same.
         """
         check_key(key)
         name = source_of(key) if source is None else source
@@ -325,7 +332,8 @@ class Runtime:
             place = {"to": reply_to} if isinstance(reply_to, str) else reply_to
             check_json("reply_to", place)
             target = Target(name, place)
-        return await self._ask(key, operations.post(text, target, name, id))
+        operation = operations.post(text, target, name, id)
+        return await self._surroundings.writer.while_up(lambda: self._ask(key, operation))
 
     async def status(self, key: str) -> KeyStatus:
         """Where a conversation stands, at once: nothing waits for its turn."""
@@ -533,6 +541,9 @@ def _checked(inbound: Inbound, source: str, fresh_id: Any, turn_id: TurnId) -> S
         check_name("source", inbound.source)
     if inbound.id is not None:
         check_name("id", inbound.id)
+        if inbound.id.startswith(PREFIX):
+            problem = f"{inbound.id!r} begins with {PREFIX}, which is kept for timers"
+            raise InvalidContentError("id", problem, hint="put something before it")
     if body.reply_to is not None:
         check_json("reply_to", body.reply_to)
     return Submit(

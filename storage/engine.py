@@ -208,8 +208,19 @@ class Reader(Protocol):
         """What is to be sent, or is being sent, in the order of posting."""
         ...
 
-    def first_deliveries(self, source: str, limit: int = 500) -> tuple[Delivery, ...]:
-        """The first of each key among them."""
+    def first_deliveries(
+        self, source: str, limit: int = 500, *, now_ms: int | None = None
+    ) -> tuple[Delivery, ...]:
+        """The first of each key among them; with `now_ms` without those that rest until later.
+
+        One that was put off later than `now_ms` does not rest: the clock was set back since.
+        """
+        ...
+
+    def lane_deliveries(
+        self, source: str, key: SessionKey, after: str | None = None, limit: int = 500
+    ) -> tuple[Delivery, ...]:
+        """Those of one key, behind this one."""
         ...
 
     def deliveries(
@@ -245,8 +256,8 @@ class Reader(Protocol):
         """The first of each key whose time has come."""
         ...
 
-    def next_due_ms(self) -> int | None:
-        """When the next timer is due, or the next question expires."""
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """When the next timer is due, or the next question expires, after this moment."""
         ...
 
     # Blobs and marks

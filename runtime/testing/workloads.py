@@ -358,6 +358,16 @@ def _exchange() -> list[Workload]:
     sending = chat.unit(
         c.MarkDelivery(delivery_id="out-1", attempt=1, state="sending", at_ms=chat.at())
     )
+    put_off = chat.unit(
+        c.MarkDelivery(
+            delivery_id="out-1",
+            attempt=1,
+            state="pending",
+            at_ms=chat.at(),
+            error="later",
+            next_ms=chat.at() + 60_000,
+        )
+    )
     sent = chat.unit(
         c.MarkDelivery(
             delivery_id="out-1", attempt=1, state="sent", at_ms=chat.at(), platform_id="p-9"
@@ -406,7 +416,7 @@ def _exchange() -> list[Workload]:
     )
     return [
         _single("post_delivery", before, posted),
-        _single("mark_delivery", (*before, posted), sending, sent),
+        _single("mark_delivery", (*before, posted), sending, put_off, sent),
         _single("begin_effect", before, begun),
         _single("finish_effect", (*before, begun), finished),
         _single("ask_question", before, asked),

@@ -248,6 +248,14 @@ def _take_inbound(tx: Transaction, command: TakeInbound) -> None:
     )
 
 
+# Its turn has ended, and the one that it was steered into. A dead letter about which nobody has
+# decided still needs to know whom it answers.
+FORGETTABLE = (
+    "NOT EXISTS (SELECT 1 FROM turns t WHERE t.n IN (i.turn, i.into_turn) AND (t.state <> 'ended' "
+    "OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.turn = t.n AND d.state = 'open')))"
+)
+
+
 def _pruned_version(tx: Transaction) -> int:
     row = tx.one("SELECT max(version) FROM changes WHERE scope = 'inbox' AND aspect = 'pruned'")
     return row[0] if row is not None and row[0] is not None else 0
@@ -262,12 +270,10 @@ def _prune_inbox(tx: Transaction, command: PruneInbox) -> None:
     if version != command.replaces:
         refuse("stale", "pruning of the inbox", stored=version, given=command.replaces)
     tx.change(
-        # Up to the first younger row, so that nothing is scanned when nothing is old. A dead letter
-        # that nobody has decided about still needs to know whom it answers.
-        "DELETE FROM inbox WHERE n IN (SELECT i.n FROM inbox i JOIN turns t ON t.n = i.turn "
-        "WHERE t.state = 'ended' AND NOT EXISTS (SELECT 1 FROM dead_letters d WHERE d.turn = t.n "
-        "AND d.state = 'open') AND i.n < coalesce((SELECT n FROM inbox WHERE accepted_ms >= ? "
-        "ORDER BY n LIMIT 1), 9223372036854775807) ORDER BY i.n LIMIT ?)",
+        # Up to the first younger row, so that nothing is scanned when nothing is old.
+        f"DELETE FROM inbox WHERE n IN (SELECT i.n FROM inbox i WHERE {FORGETTABLE} "
+        "AND i.n < coalesce((SELECT n FROM inbox WHERE accepted_ms >= ? ORDER BY n LIMIT 1), "
+        "9223372036854775807) ORDER BY i.n LIMIT ?)",
         (command.before_ms, command.limit),
     )
     tx.record_set("inbox", "pruned", version + 1, command, command.at_ms)

@@ -24,7 +24,7 @@ from ..records import (
     UsageTotal,
 )
 from .queries import Queries
-from .turns import waits_in
+from .turns import FORGETTABLE, waits_in
 
 _decode_inbound = msgspec.json.Decoder(Inbound).decode
 _decode_outcome = msgspec.json.Decoder(TurnOutcome).decode
@@ -49,6 +49,7 @@ _DELIVERY = (
 
 
 _OPEN_DELIVERY = _DELIVERY.replace("deliveries d", "deliveries d INDEXED BY deliveries_open")
+_LANE_DELIVERY = _DELIVERY.replace("deliveries d", "deliveries d INDEXED BY deliveries_key")
 
 
 def _turn_of(row: tuple[Any, ...]) -> Turn:
@@ -142,9 +143,7 @@ class WorkViews(Queries):
 
     def oldest_ended_inbound_ms(self) -> int | None:
         row = self._one(
-            "SELECT i.accepted_ms FROM inbox i JOIN turns t ON t.n = i.turn "
-            "WHERE t.state = 'ended' AND NOT EXISTS (SELECT 1 FROM dead_letters d "
-            "WHERE d.turn = t.n AND d.state = 'open') ORDER BY i.n LIMIT 1"
+            f"SELECT i.accepted_ms FROM inbox i WHERE {FORGETTABLE} ORDER BY i.n LIMIT 1"
         )
         return None if row is None else row[0]
 
@@ -220,13 +219,28 @@ class WorkViews(Queries):
         )
         return tuple(_delivery_of(row) for row in rows)
 
-    def first_deliveries(self, source: str, limit: int = 500) -> tuple[Delivery, ...]:
+    def first_deliveries(
+        self, source: str, limit: int = 500, *, now_ms: int | None = None
+    ) -> tuple[Delivery, ...]:
         rows = self._all(
-            f"{_OPEN_DELIVERY} WHERE d.n IN (SELECT min(n) FROM deliveries INDEXED BY "
-            "deliveries_open WHERE state IN ('pending', 'sending') AND source = ? "
-            "GROUP BY key ORDER BY 1 LIMIT ?) AND d.state IN ('pending', 'sending') "
+            # Beside min(n) the other columns are those of that very row.
+            f"{_OPEN_DELIVERY} WHERE d.n IN (SELECT n FROM (SELECT min(n) AS n, next_ms, marked_ms "
+            "FROM deliveries INDEXED BY deliveries_open WHERE state IN ('pending', 'sending') "
+            "AND source = ? GROUP BY key) WHERE ? IS NULL OR next_ms IS NULL OR next_ms <= ? "
+            "OR marked_ms > ? ORDER BY n LIMIT ?) AND d.state IN ('pending', 'sending') "
             "AND d.source = ? ORDER BY d.n",
-            (source, limit, source),
+            (source, now_ms, now_ms, now_ms, limit, source),
+        )
+        return tuple(_delivery_of(row) for row in rows)
+
+    def lane_deliveries(
+        self, source: str, key: SessionKey, after: str | None = None, limit: int = 500
+    ) -> tuple[Delivery, ...]:
+        rows = self._all(
+            f"{_LANE_DELIVERY} WHERE d.key = ? AND d.n > coalesce((SELECT n FROM deliveries "
+            "WHERE id = ?), 0) AND d.source = ? AND d.state IN ('pending', 'sending') "
+            "ORDER BY d.n LIMIT ?",
+            (key, after, source, limit),
         )
         return tuple(_delivery_of(row) for row in rows)
 
@@ -378,9 +392,11 @@ class WorkViews(Queries):
             for row in rows
         )
 
-    def next_due_ms(self) -> int | None:
+    def next_due_ms(self, now_ms: int) -> int | None:
         row = self._one(
             "SELECT min(due_ms) FROM (SELECT min(due_ms) AS due_ms FROM timers WHERE state = 'set' "
-            "UNION ALL SELECT min(expires_ms) FROM questions WHERE state = 'open')"
+            "AND due_ms > ? UNION ALL SELECT min(expires_ms) FROM questions WHERE state = 'open' "
+            "AND expires_ms > ?)",
+            (now_ms, now_ms),
         )
         return None if row is None else row[0]

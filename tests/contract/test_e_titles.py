@@ -25,13 +25,15 @@ from onepen.actors import writer
 from onepen.actors.warm import AgentSource
 from onepen.runtime.opening import assemble
 from onepen.storage.commands import EndTurn, SetTitle
+from onepen.storage.sqlite.views import SqliteReader
 from onepen.testing import Disk, Fault, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
     from onepen import Session, Unit
+    from onepen.storage.identity import SessionId
     from onepen.storage.sqlite import SqliteEngine
 
 KEY = "test:1"
@@ -236,6 +238,9 @@ async def test_a_dropped_title_is_not_tried_again(tmp_path: Path) -> None:
 # E3 ------------------------------------------------------------------------------------------
 
 
+_look = SqliteReader.session
+
+
 class Trouble:
     """A runtime's engine on a disk that fails, just where the title is about to be applied."""
 
@@ -244,6 +249,7 @@ class Trouble:
         self.behind_the_turn: Fault | None = None
         self.at_the_title: Fault | None = None
         self.title_batches = 0
+        self._armed: Fault | None = None
 
     def watch(self, engine: SqliteEngine) -> SqliteEngine:
         stage, commit = engine.stage, engine.commit
@@ -263,11 +269,16 @@ class Trouble:
             commit()
             if ends:
                 # On the writer's own thread: nobody has heard of the turn's end yet.
-                self._inject(self.behind_the_turn)
-                self.behind_the_turn = None
+                self._armed, self.behind_the_turn = self.behind_the_turn, None
 
         engine.stage, engine.commit = staged, committed  # type: ignore[method-assign]
         return engine
+
+    def look(self, reader: SqliteReader, session_id: SessionId) -> Session | None:
+        """The title looks its session up; others read at this moment, too, and are not meant."""
+        fault, self._armed = self._armed, None
+        self._inject(fault)
+        return _look(reader, session_id)
 
     def _inject(self, fault: Fault | None) -> None:
         if fault is not None:
@@ -275,17 +286,18 @@ class Trouble:
 
 
 @asynccontextmanager
-async def open_on(
-    path: Path, agent: Any, watch: Callable[[SqliteEngine], SqliteEngine], vfs: str
-) -> AsyncGenerator[Runtime]:
+async def open_on(path: Path, agent: Any, trouble: Trouble, vfs: str) -> AsyncGenerator[Runtime]:
     """`open_runtime` on another VFS."""
     clock, settings = SystemClock(), Settings()
 
     def open_engine() -> SqliteEngine:
-        return watch(open_sqlite(path, clock, settings.engine, vfs=vfs))
+        return trouble.watch(open_sqlite(path, clock, settings.engine, vfs=vfs))
 
     # A read that fails is tried again for a while; here it counts as failed at once.
-    with patch.object(writer, "_READS_TRIED_MAX", 1):
+    with (
+        patch.object(writer, "_READS_TRIED_MAX", 1),
+        patch.object(SqliteReader, "session", lambda *asked: trouble.look(*asked)),
+    ):
         source = AgentSource(agent)
         async with assemble(open_engine, clock, SystemIds(), settings, source) as runtime:
             yield runtime
@@ -295,7 +307,7 @@ async def test_a_title_that_storage_could_not_look_up_stays_pending(tmp_path: Pa
     """E3: a read that fails once; the turn is unaffected, and the next one applies the title."""
     with Disk(tmp_path, count_reads=True, skip=("x.db.lock",)) as disk:
         trouble = Trouble(disk)
-        async with open_on(tmp_path / "x.db", agent, trouble.watch, disk.name) as runtime:
+        async with open_on(tmp_path / "x.db", agent, trouble, disk.name) as runtime:
             await runtime.set_title(KEY, "Plans")
             trouble.behind_the_turn = Fault(0, kinds=frozenset({Kind.READ}), suffix="-wal")
             reply = await runtime.ask(KEY, "hello")
@@ -315,7 +327,7 @@ async def test_a_title_whose_commit_fails_is_not_lost(tmp_path: Path) -> None:
     """E3: the sync of its unit fails once; it is written again; the turn is unaffected."""
     with Disk(tmp_path, skip=("x.db.lock",)) as disk:
         trouble = Trouble(disk)
-        async with open_on(tmp_path / "x.db", agent, trouble.watch, disk.name) as runtime:
+        async with open_on(tmp_path / "x.db", agent, trouble, disk.name) as runtime:
             await runtime.set_title(KEY, "Plans")
             trouble.at_the_title = Fault(0, kinds=frozenset({Kind.SYNC}), suffix="-wal")
             reply = await runtime.ask(KEY, "hello")
@@ -332,7 +344,7 @@ async def test_a_title_that_stayed_pending_survives_a_restart(tmp_path: Path) ->
     """E3: it is tried again after the next turn, also of the next process."""
     with Disk(tmp_path, count_reads=True, skip=("x.db.lock",)) as disk:
         trouble = Trouble(disk)
-        async with open_on(tmp_path / "x.db", agent, trouble.watch, disk.name) as runtime:
+        async with open_on(tmp_path / "x.db", agent, trouble, disk.name) as runtime:
             await runtime.set_title(KEY, "Plans")
             trouble.behind_the_turn = Fault(0, kinds=frozenset({Kind.READ}), suffix="-wal")
             await runtime.ask(KEY, "hello")
@@ -348,7 +360,7 @@ async def test_a_title_that_stayed_pending_follows_a_rotation(tmp_path: Path) ->
     """E3: the key is rotated before the next turn; the child gets the title."""
     with Disk(tmp_path, count_reads=True, skip=("x.db.lock",)) as disk:
         trouble = Trouble(disk)
-        async with open_on(tmp_path / "x.db", agent, trouble.watch, disk.name) as runtime:
+        async with open_on(tmp_path / "x.db", agent, trouble, disk.name) as runtime:
             await runtime.set_title(KEY, "Plans")
             trouble.behind_the_turn = Fault(0, kinds=frozenset({Kind.READ}), suffix="-wal")
             await runtime.ask(KEY, LONG)
@@ -364,7 +376,7 @@ async def test_a_newer_title_is_not_replaced_by_one_that_stayed_pending(tmp_path
     """E3: what a person says last stands; an older title must not come back from the waiting."""
     with Disk(tmp_path, count_reads=True, skip=("x.db.lock",)) as disk:
         trouble = Trouble(disk)
-        async with open_on(tmp_path / "x.db", agent, trouble.watch, disk.name) as runtime:
+        async with open_on(tmp_path / "x.db", agent, trouble, disk.name) as runtime:
             await runtime.set_title(KEY, "Older")
             trouble.behind_the_turn = Fault(0, kinds=frozenset({Kind.READ}), suffix="-wal")
             await runtime.ask(KEY, "hello")

@@ -107,6 +107,48 @@ async def test_rows_that_a_rotation_held_are_stored_though_storage_was_down_mean
     sound(path)
 
 
+async def test_an_answer_and_a_post_wait_for_a_storage_that_is_down_no_longer_than_a_message(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G: when it goes down while they wait, and at once when it is down."""
+    commits = Commits(monkeypatch)
+    asked, told = trio.Event(), list[str]()
+
+    async def agent(turn: Turn) -> str:
+        if turn.text == "ask":
+            asked.set()
+            return await turn.ask_user("may I?", ["yes", "no"])
+        return "done"
+
+    async def refused(what: str, call: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(StorageUnavailableError):
+            await call()
+        told.append(what)
+
+    settings = Settings(writer=WriterSettings(down_after_s=0.05))
+    async with serving(path, agent, settings=settings) as runtime:
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "submit": lambda: runtime.submit("test:3", "hello"),
+            "post": lambda: runtime.post(OTHER, "hello", id="p"),
+            "answer": lambda: runtime.approvals.answer(KEY, "yes"),
+        }
+        submission = await runtime.submit(KEY, "ask")
+        await asked.wait()
+        while not await runtime.approvals.list(KEY):
+            await trio.to_thread.run_sync(lambda: None)
+        with commits.holding():
+            for _ in range(2):
+                async with trio.open_nursery() as nursery:
+                    for what, call in calls.items():
+                        nursery.start_soon(refused, what, call)
+                assert state_of(runtime) == "down"
+        assert sorted(told) == ["answer", "answer", "post", "post", "submit", "submit"]
+        assert (await submission.reply()).text == "yes"
+        assert (await runtime.post(OTHER, "hello", id="p")).text == "hello"
+        assert await transcript(runtime, OTHER) == [("assistant", "hello")]
+    sound(path)
+
+
 @pytest.mark.parametrize("with_what", ["a hook", "held rows"])
 async def test_a_rotation_that_is_durable_behind_the_shutdown_deadline_hurts_nobody(
     path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, with_what: str

@@ -288,6 +288,44 @@ async def test_an_effect_outside_its_turn_is_refused(path: Path) -> None:
 # Cut off -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("whose", ["the agent's", "an interrupt"])
+async def test_an_error_out_of_a_cancelled_effect_does_not_tell_what_happened(
+    path: Path, whose: str
+) -> None:
+    """It may be the way in which a client ends: what follows is its policy for the unknown."""
+    began = trio.Event()
+
+    async def charge() -> None:
+        began.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise OSError("the connection was closed")
+
+    async def agent(turn: Turn) -> str:
+        with trio.move_on_after(0.01 if whose == "the agent's" else 30):
+            try:
+                await turn.effect(charge, key="c0")
+            except OSError:
+                pass
+        try:
+            await turn.effect(charge, key="c0")
+        except EffectUnknownError:
+            return "nobody knows"
+        return "never"
+
+    async with serving(path, agent) as runtime:
+        submission = await runtime.submit(KEY, "go")
+        await began.wait()
+        if whose == "the agent's":
+            assert (await submission.reply()).text == "nobody knows"
+        else:
+            submission.interrupt()
+            assert (await submission.reply()).outcome.kind == "interrupted"
+    assert effects(path) == [("c0", "charge", "unknown", 1)]
+    sound(path)
+
+
 async def test_an_effect_that_an_interrupt_cut_is_unknown_and_the_transcript_says_so(
     path: Path,
 ) -> None:

@@ -20,13 +20,15 @@ from onepen import (
     Settings,
     SourcePolicy,
     StaleError,
+    SystemClock,
     UndeliverableError,
     open_runtime,
 )
+from onepen.actors.sending import Sender
 from onepen.testing import FakePlatform
 
 from ..contract.agents import query, sound, texts
-from .scripted import inline, serving, until
+from .scripted import LoopClock, inline, serving, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -333,6 +335,35 @@ async def test_one_that_took_too_long_is_unknown_and_its_source_says_what_follow
     sound(path)
 
 
+@pytest.mark.parametrize("whose", ["its own", "an outer one"])
+@pytest.mark.parametrize(("on_unknown", "state"), [("resend", "pending"), ("hold", "unknown")])
+async def test_an_error_out_of_a_cancelled_attempt_does_not_tell_what_arrived(
+    path: Path, on_unknown: Any, state: str, whose: str
+) -> None:
+    """Its source says what follows, as from any cancelled attempt."""
+    began = trio.Event()
+
+    async def deliver(delivery: Delivery) -> None:
+        began.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise OSError("the connection was closed")
+
+    deadline_s = 0.05 if whose == "its own" else 30.0
+    limits = DeliverySettings(deadline_s=deadline_s, backoff_s=30.0)
+    sources = {"test": SourcePolicy(deliver=deliver, on_unknown=on_unknown)}
+    async with serving(path, settings=Settings(deliveries=limits), sources=sources) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await began.wait()
+        if whose == "its own":
+            await until(lambda: not runtime.statistics().deliveries.under_way)
+        await runtime.shutdown(0.05)
+    ((stored, error),) = query(path, "SELECT state, error FROM deliveries")
+    assert stored == state
+    assert "not known" in error
+
+
 async def test_a_person_sends_what_had_failed(path: Path) -> None:
     broken = True
 
@@ -394,6 +425,102 @@ async def test_more_than_memory_may_hold_is_sent_in_order_all_the_same(
     sound(path)
 
 
+class Refusing:
+    """A platform where one chat is down; what the others are shown, and when it was tried."""
+
+    def __init__(self, chat: str = CHAT, later_s: float = 3600.0) -> None:
+        self.chat: str | None = chat
+        self.later_s = later_s
+        self.shown: list[str] = []
+        self.tried = trio.Event()
+
+    def deliver(self, delivery: Delivery) -> None:
+        self.tried.set()
+        if delivery.target["to"] == self.chat:
+            raise DeliverLaterError(self.later_s)
+        self.shown.append(delivery.text)
+
+
+@pytest.mark.parametrize("decided", ["acknowledge", "fail", "unregister"])
+async def test_what_a_person_has_decided_about_holds_its_lane_no_longer(
+    path: Path, autojump_clock: trio.testing.MockClock, decided: str
+) -> None:
+    """Nor the end of the runtime: the next one of its key goes at once."""
+    platform = Refusing()
+    sources = {"test": SourcePolicy(deliver=platform.deliver)}
+    async with inline(path, sources=sources) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await platform.tried.wait()
+        (resting,) = await runtime.deliveries.list()
+        await until(lambda: not runtime.statistics().deliveries.under_way)
+        await runtime.post(KEY, "next", reply_to="chat-2")
+        start = trio.current_time()
+        if decided == "acknowledge":
+            await runtime.deliveries.acknowledge(resting.id)
+        elif decided == "fail":
+            await runtime.deliveries.fail(resting.id, "never", retry=False)
+        else:
+            runtime.deliveries.unregister("test")
+            await runtime.deliveries.acknowledge(resting.id)
+            runtime.deliveries.register("test", platform.deliver)
+        assert await runtime.shutdown()
+        assert trio.current_time() - start < 1
+        assert platform.shown == ["next"]
+    sound(path)
+
+
+async def test_what_a_person_wants_to_be_sent_again_while_it_is_under_way_is(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is put back; the attempt that fails afterwards takes nothing of that away."""
+    began = [trio.Event(), trio.Event()]
+    attempts: list[int] = []
+
+    async def deliver(delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        began[len(attempts) - 1].set()
+        if len(attempts) == 1:
+            await trio.sleep(10)
+            raise OSError("no route")
+
+    async with inline(path, sources={"test": SourcePolicy(deliver=deliver)}) as runtime:
+        await runtime.ask(KEY, HELLO)
+        await began[0].wait()
+        (delivery,) = await runtime.deliveries.list()
+        await runtime.deliveries.fail(delivery.id, "the proxy says so", retry_after_s=0)
+        await began[1].wait()
+        await until(lambda: runtime.statistics().deliveries.sent == 1)
+        assert attempts == [1, 2]
+    sound(path)
+
+
+async def test_after_a_restart_a_stuck_chat_with_a_long_backlog_silences_no_other(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: nor one that is stuck now, whatever memory may hold."""
+    limits = DeliverySettings(waiting_max=8, running_max=4, tries_max=100)
+    async with inline(path) as runtime:
+        for number in range(600):
+            await runtime.post(KEY, f"{number:03d}", reply_to=CHAT)
+        for number in range(40):
+            await runtime.post(f"test:other:{number}", "first", reply_to="other")
+    platform = Refusing()
+    sources = {"test": SourcePolicy(deliver=platform.deliver)}
+    async with inline(path, settings=Settings(deliveries=limits), sources=sources) as runtime:
+        start = trio.current_time()
+        await until(lambda: len(platform.shown) == 40)
+        for number in range(40):
+            await runtime.post(f"test:other:{number}", "second", reply_to="other")
+        await until(lambda: len(platform.shown) == 80)
+        assert trio.current_time() - start < 60
+        assert runtime.statistics().deliveries.waiting <= 8 * 2
+        platform.chat = None
+        await until(lambda: len(platform.shown) == 680)
+        assert platform.shown[80:] == [f"{number:03d}" for number in range(600)]
+        assert runtime.statistics().deliveries.waiting == 0
+    sound(path)
+
+
 # Taking and acknowledging --------------------------------------------------------------------
 
 
@@ -421,6 +548,34 @@ async def test_a_gateway_may_take_and_acknowledge(path: Path) -> None:
         assert (failed.state, failed.error) == ("pending", "try again")
         (again,) = await runtime.deliveries.take("test")
         assert (again.id, again.attempt, again.possibly_repeated) == (third.id, 2, True)
+    sound(path)
+
+
+async def test_a_failure_that_is_told_twice_or_late_gives_nothing_up(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Only attempts that are used up do, or whoever says so."""
+    limits = DeliverySettings(tries_max=2)
+    sources = {"test": SourcePolicy(on_unknown="hold")}
+    async with inline(path, settings=Settings(deliveries=limits), sources=sources) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        first = await runtime.deliveries.fail(taken.id, "slow", retry_after_s=0)
+        assert await runtime.deliveries.fail(taken.id, "slow again") == first
+        assert (first.state, first.attempt) == ("pending", 1)
+        (taken,) = await runtime.deliveries.take("test")
+        assert (await runtime.deliveries.fail(taken.id, "slow")).state == "failed"
+        assert (await runtime.deliveries.fail(taken.id, "slow")).attempt == 2
+
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        await trio.sleep(31)
+        assert await runtime.deliveries.take("test") == ()
+        assert (await runtime.deliveries.list())[0].state == "unknown"
+        late = await runtime.deliveries.fail(taken.id, "it has not arrived", retry_after_s=0)
+        assert (late.state, late.attempt) == ("pending", 1)
+        assert [one.attempt for one in await runtime.deliveries.take("test")] == [2]
+        assert (await runtime.deliveries.fail(taken.id, "blocked", retry=False)).state == "failed"
     sound(path)
 
 
@@ -695,6 +850,37 @@ async def test_whatever_a_gateway_does_it_fails_one_delivery(
     sound(path)
 
 
+async def test_a_platform_id_is_cut_by_bytes(path: Path) -> None:
+    """Whatever is returned, the message is shown once; no character is cut in half."""
+    shown: list[str] = []
+
+    def deliver(delivery: Delivery) -> dict[str, str]:
+        shown.append(delivery.text)
+        return {"result": "\u20ac\U0001f600" * 300}
+
+    async with serving(path, sources={"test": SourcePolicy(deliver=deliver)}) as runtime:
+        for text in ("one", "two"):
+            await runtime.ask(KEY, Inbound(text, reply_to=CHAT))
+        await until(lambda: runtime.statistics().deliveries.sent == 2)
+        assert shown == ["re one", "re two"]
+        platform_id = str((await runtime.deliveries.list())[0].platform_id)
+        assert 1024 - 4 < len(platform_id.encode()) <= 1024
+        assert str(deliver((await runtime.deliveries.list())[0])).startswith(platform_id)
+    sound(path)
+
+
+async def test_an_end_that_cannot_be_stored_is_stored_without_its_details(path: Path) -> None:
+    """INV-13: what a delivery came to never depends on what was said about it."""
+    async with serving(path) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        writer = runtime._surroundings.writer  # pyright: ignore[reportPrivateUsage]
+        sender = Sender(writer, SystemClock(), DeliverySettings())
+        await sender.store(taken, sender.marking(taken, "sent", platform_id="\ud800" * 2000))
+        (delivery,) = await runtime.deliveries.list()
+        assert (delivery.state, delivery.platform_id) == ("sent", None)
+
+
 async def test_a_refusal_for_good_counts_out_of_a_nursery_as_well(path: Path) -> None:
     async def deliver(delivery: Delivery) -> None:
         async with trio.open_nursery() as nursery:
@@ -813,6 +999,44 @@ async def test_a_key_with_a_long_backlog_hides_no_other_from_takers(path: Path) 
         await runtime.post("test:dm:2", "hello", reply_to="chat-2")
         assert [d.key for d in await runtime.deliveries.take("test")] == [KEY, "test:dm:2"]
         assert [d.key for d in await runtime.deliveries.take("test")] == []
+
+
+async def test_keys_that_rest_hide_no_other_from_takers(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: more of them than anybody asks for."""
+    async with inline(path, clock=LoopClock()) as runtime:
+        for number in range(1_005):
+            await runtime.post(f"test:dm:{number}", "hello", reply_to="chat")
+        while resting := await runtime.deliveries.take("test", 500):
+            for one in resting:
+                await runtime.deliveries.fail(one.id, "down", retry_after_s=600)
+        await runtime.post("test:dm:last", "hello", reply_to="chat")
+        assert [d.key for d in await runtime.deliveries.take("test", 1)] == ["test:dm:last"]
+        await trio.sleep(601)
+        assert len(await runtime.deliveries.take("test", 2)) == 2
+
+
+@pytest.mark.parametrize("pulled", [True, False], ids=["pulled", "sent after a restart"])
+async def test_a_clock_that_is_set_back_makes_no_rest_longer(
+    path: Path, autojump_clock: trio.testing.MockClock, *, pulled: bool
+) -> None:
+    clock, platform = LoopClock(), FakePlatform()
+    clock.ahead_s = 86_400
+    async with inline(path, clock=clock) as runtime:
+        await runtime.ask(KEY, HELLO)
+        (taken,) = await runtime.deliveries.take("test")
+        await runtime.deliveries.fail(taken.id, "later", retry_after_s=20)
+        assert await runtime.deliveries.take("test") == ()
+        clock.ahead_s = 0
+        if pulled:
+            await trio.sleep(21)
+            assert [one.id for one in await runtime.deliveries.take("test")] == [taken.id]
+    if not pulled:
+        async with inline(path, clock=clock, sources=sending(platform)) as runtime:
+            with trio.fail_after(21):
+                await until(lambda: platform.texts(CHAT) == ["re hello"])
+    sound(path)
 
 
 async def test_whoever_joined_behind_the_last_word_gets_it_as_well(path: Path) -> None:

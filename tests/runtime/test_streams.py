@@ -12,7 +12,7 @@ from onepen import InvalidContentError, MissingError, SessionSettings, Settings,
 
 from ..contract.agents import LONG, sound
 from ..contract.test_f_outcomes import write_beside
-from .scripted import inline, serving, until
+from .scripted import Held, inline, serving, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -239,6 +239,32 @@ async def test_what_was_summarised_in_place_is_still_told_and_what_was_rewound_i
         said = [(m.text or "").removesuffix(f" {LONG}") for m in rest if not m.summary]
         assert said == ["re one", "two", "re two", "three", "re three"]
     sound(path)
+
+
+async def test_the_events_of_a_steered_message_end_with_the_turn_that_answers_it(
+    path: Path,
+) -> None:
+    """Its own turn is over then, and says which one that was."""
+    held = Held()
+
+    async def agent(turn: Turn) -> str:
+        await held.run(turn)
+        await turn.steering()
+        return "answer"
+
+    async with serving(path, agent) as runtime:
+        first = await runtime.submit(KEY, "first")
+        await held.begun["first"].wait()
+        steered = await runtime.submit(KEY, "hurry", busy="steer")
+        async with steered.events() as events:
+            held.go_on["first"].set()
+            last = (await collect(events))[-1]
+        assert last.outcome is not None
+        assert (last.turn_id, last.outcome.cause) == (steered.turn_id, "steered")
+        assert last.outcome.detail == {"into": first.turn_id}
+        assert last.text == (await steered.reply()).text == "answer"
+        async with steered.events() as events:  # whoever comes later, too
+            assert [event.turn_id async for event in events][-1] == steered.turn_id
 
 
 async def test_a_session_that_somebody_follows_is_not_evicted(path: Path) -> None:

@@ -331,6 +331,26 @@ async def test_a_full_key_with_many_timers_holds_up_nobody_else(
     sound(path)
 
 
+async def test_a_key_that_is_held_up_makes_no_other_timer_late(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-13: the next one is looked for, whatever is due already."""
+    held, clock = Held("other"), LoopClock()
+    settings = Settings(sessions=SessionSettings(waiting_per_key_max=1))
+    async with inline(path, held, settings=settings, clock=clock) as runtime:
+        await runtime.submit(KEY, "busy")
+        await held.begun["busy"].wait()
+        await runtime.submit(KEY, "waits")
+        await runtime.submit(KEY, "tick", at=in_s(clock, 1))
+        await trio.sleep(2)
+        start = trio.current_time()
+        other = await runtime.submit("test:dm:2", "other", at=in_s(clock, 0.4))
+        assert (await other.reply()).text == "re other"
+        assert trio.current_time() - start < 0.45
+        for text in ("busy", "waits", "tick"):
+            held.go_on[text].set()
+
+
 async def test_what_a_timer_says_may_come_in_any_order_of_members(
     path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -365,6 +385,72 @@ async def test_a_timer_that_is_set_by_several_at_once_is_one(path: Path) -> None
         assert len(set(turns)) == 1
         assert await texts(runtime, KEY) == ["tick", "re tick"]
     sound(path)
+
+
+async def test_a_timer_that_is_set_again_follows_though_its_message_is_forgotten(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-1: the inbound id is kept for a while, the timer for good; its turn has the answer."""
+    clock = LoopClock()
+    settings = Settings(sessions=SessionSettings(dedupe_kept_s=60.0))
+    async with inline(path, settings=settings, clock=clock) as runtime:
+        due, tick = in_s(clock, 1), Inbound("tick", id="t")
+        first = await (await runtime.submit(KEY, tick, at=due)).reply()
+        await until(lambda: query(path, "SELECT count(*) FROM inbox") == [(0,)])
+    async with inline(path, settings=settings, clock=clock) as runtime:
+        again = await runtime.submit(KEY, tick, at=due)
+        assert (again.repeated, again.turn_id) == (True, first.turn_id)
+        assert (await again.reply()).text == "re tick"
+        assert await texts(runtime, KEY) == ["tick", "re tick"]
+    sound(path)
+
+
+async def test_a_timer_that_became_part_of_another_turn_is_not_fired_again_when_forgotten(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-1: what it was answered is not known any more, and whoever waits for that is told."""
+    held, clock = Held("waits\ntick"), LoopClock()
+    settings = Settings(sessions=SessionSettings(dedupe_kept_s=60.0))
+    async with inline(path, held, settings=settings, clock=clock) as runtime:
+        await runtime.submit(KEY, "busy")
+        await held.begun["busy"].wait()
+        await runtime.submit(KEY, "waits")
+        due, tick = in_s(clock, 1), Inbound("tick", id="t")
+        timer = await runtime.submit(KEY, tick, at=due, busy="collect")
+        async with timer.events() as events:
+            await until(lambda: query(path, "SELECT state FROM timers") == [("fired",)])
+            held.go_on["busy"].set()
+            assert (await timer.reply()).text == "re waits\ntick"
+            assert [event.kind async for event in events][-1:] == ["gap"]
+        await until(lambda: query(path, "SELECT count(*) FROM inbox") == [(0,)])
+    async with inline(path, held, settings=settings, clock=clock) as runtime:
+        again = await runtime.submit(KEY, tick, at=due, busy="collect")
+        with pytest.raises(MissingError):
+            await again.reply()
+        assert len(await texts(runtime, KEY)) == 5
+    sound(path)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_the_events_of_a_cancelled_timer_end(path: Path, when: str) -> None:
+    """Whether one listened before it was cancelled, or comes later."""
+    async with serving(path) as runtime:
+        timer = await runtime.submit(KEY, "tick", at=datetime.now(UTC) + timedelta(hours=1))
+        assert timer.timer_id is not None
+        if when == "after":
+            await runtime.timers.cancel(timer.timer_id)
+        async with timer.events() as events:
+            await runtime.timers.cancel(timer.timer_id)
+            assert [event.kind async for event in events] == ["gap"]
+
+
+@pytest.mark.parametrize("at", [None, 1.0], ids=["now", "later"])
+async def test_an_inbound_id_may_not_look_like_a_timers(path: Path, at: Any) -> None:
+    """INV-20: it would be taken for the message of that timer, which then could never fire."""
+    async with serving(path) as runtime:
+        with pytest.raises(InvalidContentError, match="timer:"):
+            await runtime.submit(KEY, Inbound("x", id="timer:test:t"), at=at)
+        assert (await runtime.ask(KEY, Inbound("x", id="my timer:t"))).text == "re x"
 
 
 async def test_a_timer_that_was_cancelled_is_not_set_again_under_its_id(path: Path) -> None:

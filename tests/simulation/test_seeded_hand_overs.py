@@ -99,13 +99,13 @@ def what_was_sent_is_not_marked() -> AbstractContextManager[object]:
 
 
 def nobody_waits_for_the_one_before() -> AbstractContextManager[object]:
-    enqueue = Courier._enqueue
+    put = Courier._put
 
-    def each_alone(self: Courier, channel: Any, delivery: Any) -> None:
-        channel.lanes.pop(delivery.key, None)
-        enqueue(self, channel, delivery)
+    def each_alone(self: Courier, delivery: Any) -> None:
+        self._channel(delivery.source).lanes.pop(delivery.key, None)
+        put(self, delivery)
 
-    return patch.object(Courier, "_enqueue", each_alone)
+    return patch.object(Courier, "_put", each_alone)
 
 
 def the_effect_comes_before_its_intent() -> AbstractContextManager[object]:

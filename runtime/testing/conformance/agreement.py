@@ -59,6 +59,7 @@ _KIND_OF_FIELD = {
     "timer_id": "timers",
     "at_ms": "times",
     "due_ms": "times",
+    "next_ms": "times",
 }
 
 
@@ -231,6 +232,11 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
         ask(_posted(reader), source=source)
         if source is not None:
             ask(reader.first_deliveries, source)
+            for time in list(names.times)[:: max(1, len(names.times) // 3)]:
+                ask(reader.first_deliveries, source, now_ms=time)
+            for key in names.keys:
+                for after in (None, *list(names.deliveries)[:: max(1, len(names.deliveries) // 3)]):
+                    ask(reader.lane_deliveries, source, key, after)
     for state in get_args(DeliveryState):
         ask(_posted(reader), state=state)
     for delivery_id in names.deliveries:
@@ -244,7 +250,7 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
         ask(reader.timers, time)
         ask(reader.expired_questions, time or 0)
         ask(reader.due_timers, time or 0)
-    ask(reader.next_due_ms)
+        ask(reader.next_due_ms, time or 0)
     ask(reader.oldest_ended_inbound_ms)
     ask(reader.inbox_pruned_version)
     ask(reader.dead_letters)

@@ -304,6 +304,28 @@ class WorkConformance(UnderTest):
                 assert [d.id for d in reader.first_deliveries("chat")] == ["0", "2", "4"]
                 assert [d.id for d in reader.first_deliveries("chat", 2)] == ["0", "2"]
                 assert reader.first_deliveries("other") == ()
+                assert [d.id for d in reader.lane_deliveries("chat", SessionKey("key 0"))] == [
+                    *("0", "3", "6")
+                ]
+                behind = reader.lane_deliveries("chat", SessionKey("key 1"), "1", 1)
+                assert [d.id for d in behind] == ["4"]
+                gone = reader.lane_deliveries("chat", SessionKey("key 2"), "gone")
+                assert [d.id for d in gone] == ["2", "5", "8"]
+
+    def test_a_delivery_that_rests_is_passed_over_until_its_time(self, tmp_path: Path) -> None:
+        """INV-13: and no longer, if the clock was set back behind the step that put it off."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk)
+            for number in range(4):
+                key = SessionKey(f"key {number % 2}")
+                desk.done(bare(replace(_post(chat), delivery_id=f"{number}", key=key)))
+            steps = (_mark(1, "sending", 10), _mark(1, "pending", 20, next_ms=50))
+            desk.done(*(bare(replace(step, delivery_id="0")) for step in steps))
+            with desk.reading() as reader:
+                for now_ms, ids in ((20, ["1"]), (49, ["1"]), (50, ["0", "1"]), (19, ["0", "1"])):
+                    found = reader.first_deliveries("chat", now_ms=now_ms)
+                    assert [d.id for d in found] == ids
+                assert [d.id for d in reader.first_deliveries("chat", 1, now_ms=30)] == ["1"]
 
     def test_an_undecided_dead_letter_keeps_its_messages(self, tmp_path: Path) -> None:
         """A7: whom it answers is needed until somebody has decided."""
@@ -320,6 +342,25 @@ class WorkConformance(UnderTest):
             desk.done(bare(resolved), bare(replace(prune, replaces=1)))
             with desk.reading() as reader:
                 assert reader.inbound("chat", "1") is None
+
+    def test_a_steered_message_is_kept_for_the_turn_that_answers_it(self, tmp_path: Path) -> None:
+        """A7: whom that one answers is needed until it has ended, and is no open dead letter."""
+        with self.desk(tmp_path) as desk:
+            chat = with_turn(desk)
+            steered = TurnId("steered")
+            opened = c.OpenTurn(turn_id=steered, key=chat.key, at_ms=2)
+            desk.done(bare(opened), bare(replace(_accept(chat), turn_id=steered)))
+            taken = c.TakeInbound(source="chat", inbound_id="1", into=TURN)
+            desk.done(bare(taken), bare(replace(_end(0), turn_id=steered)))
+            prune = c.PruneInbox(before_ms=99, limit=9, replaces=0, at_ms=99)
+            letter = c.SetAside(turn_id=TURN, reason="r", tries=3, at_ms=10)
+            resolved = c.ResolveDeadLetter(turn_id=TURN, tries=3, resolution="dropped", at_ms=11)
+            kept = (((), True), ((_end(), letter), True), ((resolved,), False))
+            for replaces, (steps, there) in enumerate(kept):
+                desk.done(*map(bare, steps), bare(replace(prune, replaces=replaces)))
+                with desk.reading() as reader:
+                    assert (reader.inbound("chat", "1") is not None) == there
+                    assert reader.oldest_ended_inbound_ms() is None
 
     def test_open_deliveries_come_in_order(self, tmp_path: Path) -> None:
         """A2: the order of posting, by source if asked, at most so many."""
@@ -422,7 +463,7 @@ class WorkConformance(UnderTest):
                 assert [q.question_key for q in reader.expired_questions(30)] == ["b", "a"]
                 assert [q.question_key for q in reader.expired_questions(29)] == ["b"]
                 assert len(reader.questions(open_only=True)) == 3
-                assert reader.next_due_ms() == 20
+                assert [reader.next_due_ms(now) for now in (0, 19, 20, 30)] == [20, 20, 30, None]
 
     def test_a_wait_for_a_person_is_no_try(self, tmp_path: Path) -> None:
         """A7: an attempt that an answer began does not count against a turn."""

@@ -132,10 +132,13 @@ class State:
         return self.sessions[turn.session_id].deleted
 
     def forgettable(self, entry: InboxEntry) -> bool:
-        """Whether its turn has ended, and nobody has a decision to make about it."""
-        letter = self.dead_letters.get(entry.turn_id)
-        decided = letter is None or letter.state != "open"
-        return decided and self.turns[entry.turn_id].state == "ended"
+        """Whether its turn and the one that it was steered into have ended, and nobody has a
+        decision to make about them.
+        """
+        turns = [turn_id for turn_id in (entry.turn_id, entry.into) if turn_id is not None]
+        letters = (self.dead_letters.get(turn_id) for turn_id in turns)
+        undecided = any(letter is not None and letter.state == "open" for letter in letters)
+        return not undecided and all(self.turns[one].state == "ended" for one in turns)
 
     def blob_in_use(self, blob_id: BlobId) -> bool:
         return any(blob_id in m.blobs for rows in self.transcripts.values() for m in rows)

@@ -48,6 +48,12 @@ def _total(usage: Sequence[Usage]) -> Tokens:
     return Tokens(**{name: sum(getattr(u.tokens, name) for u in usage) for name in names})
 
 
+def _rests(delivery: Delivery, now_ms: int) -> bool:
+    """Whether it was put off until later, by a clock that has gone on since."""
+    waits = delivery.next_ms is not None and delivery.next_ms > now_ms
+    return waits and (delivery.marked_ms is None or delivery.marked_ms <= now_ms)
+
+
 class ModelReader:
     """One snapshot of the model."""
 
@@ -311,11 +317,22 @@ class ModelReader:
         ]
         return tuple(is_open[:limit])
 
-    def first_deliveries(self, source: str, limit: int = 500) -> tuple[Delivery, ...]:
+    def first_deliveries(
+        self, source: str, limit: int = 500, *, now_ms: int | None = None
+    ) -> tuple[Delivery, ...]:
         firsts: dict[SessionKey, Delivery] = {}
         for delivery in self.open_deliveries(source, limit=2**31):
             firsts.setdefault(delivery.key, delivery)
-        return tuple(firsts.values())[:limit]
+        awake = (d for d in firsts.values() if now_ms is None or not _rests(d, now_ms))
+        return tuple(awake)[:limit]
+
+    def lane_deliveries(
+        self, source: str, key: SessionKey, after: str | None = None, limit: int = 500
+    ) -> tuple[Delivery, ...]:
+        numbers = {delivery_id: n for n, delivery_id in enumerate(self._state.deliveries)}
+        first = numbers.get(after or "", -1)
+        lane = [d for d in self.open_deliveries(source, limit=2**31) if d.key == key]
+        return tuple(d for d in lane if numbers[d.id] > first)[:limit]
 
     def deliveries(
         self,
@@ -382,11 +399,11 @@ class ModelReader:
             firsts.setdefault(timer.key, timer)
         return tuple(firsts.values())[:limit]
 
-    def next_due_ms(self) -> int | None:
+    def next_due_ms(self, now_ms: int) -> int | None:
         questions = (q for q in self._state.questions.values() if q.state == "open")
         times = [t.due_ms for t in self.timers(limit=2**31)]
         times += [q.expires_ms for q in questions if q.expires_ms is not None]
-        return min(times, default=None)
+        return min((time for time in times if time > now_ms), default=None)
 
     # Blobs and marks ----------------------------------------------------------------------------
 
