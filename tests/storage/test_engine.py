@@ -202,7 +202,7 @@ def test_a_reader_that_fails_gives_its_place_back(engine: SqliteEngine) -> None:
     """INV-14: four broken reads don't use up the four readers."""
     for _ in range(5):
         with pytest.raises(StorageUnavailableError), engine.reading() as reader:
-            reader._db.execute("COMMIT")  # pyright: ignore[reportPrivateUsage]
+            reader._db.execute("SELECT nothing")  # pyright: ignore[reportPrivateUsage]
     with engine.reading() as reader:
         assert reader.mark("none") is None
 

@@ -350,7 +350,7 @@ class WorkConformance(UnderTest):
             steered = TurnId("steered")
             opened = c.OpenTurn(turn_id=steered, key=chat.key, at_ms=2)
             desk.done(bare(opened), bare(replace(_accept(chat), turn_id=steered)))
-            taken = c.TakeInbound(source="chat", inbound_id="1", into=TURN)
+            taken = c.TakeInbound(source="chat", inbound_id="1", turn_id=steered, into=TURN)
             desk.done(bare(taken), bare(replace(_end(0), turn_id=steered)))
             prune = c.PruneInbox(before_ms=99, limit=9, replaces=0, at_ms=99)
             letter = c.SetAside(turn_id=TURN, reason="r", tries=3, at_ms=10)
