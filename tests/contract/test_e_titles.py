@@ -293,10 +293,13 @@ async def open_on(path: Path, agent: Any, trouble: Trouble, vfs: str) -> AsyncGe
     def open_engine() -> SqliteEngine:
         return trouble.watch(open_sqlite(path, clock, settings.engine, vfs=vfs))
 
+    def looked(reader: SqliteReader, session_id: SessionId) -> Session | None:
+        return trouble.look(reader, session_id)
+
     # A read that fails is tried again for a while; here it counts as failed at once.
     with (
         patch.object(writer, "_READS_TRIED_MAX", 1),
-        patch.object(SqliteReader, "session", lambda *asked: trouble.look(*asked)),
+        patch.object(SqliteReader, "session", looked),
     ):
         source = AgentSource(agent)
         async with assemble(open_engine, clock, SystemIds(), settings, source) as runtime:
