@@ -40,6 +40,7 @@ from .line import (
     Submit,
     TurnPendingError,
 )
+from .lot import Lot
 from .mailbox import Answer, MailboxClosedError, MailboxFullError
 from .policy import Backoff, Crashes, Intensity
 from .raised import sole_cause
@@ -75,15 +76,25 @@ class DirectoryStatistics(Struct, frozen=True, kw_only=True):
 class _Entry:
     """A key that is served."""
 
-    __slots__ = ("crashes", "gone", "idle_since_s", "line", "session", "suspended")
+    __slots__ = ("_leaving", "crashes", "gone", "idle_since_s", "line", "session", "suspended")
 
     def __init__(self, line: Line, now_s: float) -> None:
         self.line = line
         self.session: Session | None = None
-        self.gone = trio.Event()
+        self.gone = False
+        self._leaving = Lot()
         self.idle_since_s: float = now_s
         self.crashes: Crashes | None = None
         self.suspended: Answer[object] | None = None
+
+    def leave(self) -> None:
+        """Nobody serves the key any more."""
+        self.gone = True
+        self._leaving.unpark_all()
+
+    async def wait_gone(self) -> None:
+        while not self.gone:
+            await self._leaving.park()
 
 
 @final
@@ -143,7 +154,7 @@ class Directory:
                     raise SessionBusyError(key, 1.0, why=why)
             elif not entry.line.mailbox.closed:
                 return entry
-            await entry.gone.wait()
+            await entry.wait_gone()
 
     def interrupt(self, key: SessionKey, cause: str, turn_id: TurnId | None = None) -> bool:
         """Stop the key's running turn, or this turn though it waits; past every queue.
@@ -264,7 +275,7 @@ class Directory:
             entry.session = None
             self._entries.pop(line.key, None)
             self._leave(line, parting)
-            entry.gone.set()
+            entry.leave()
             if stranded and self._closed is None:
                 self.spawn(self._wake_later, line.key, line.source)
 
@@ -450,7 +461,7 @@ class Directory:
             except OnepenError as error:
                 logger.error("%s could not be finalized: %s", entry.line.key, error)
             entry.line.mailbox.close()
-        await entry.gone.wait()
+        await entry.wait_gone()
 
     @property
     def live(self) -> int:

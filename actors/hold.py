@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, final
 
-import trio
-
 from ..storage.edge import check_draft
+from .lot import Lot
 
 if TYPE_CHECKING:
     from ..storage.commands import AnyCommand
@@ -36,7 +35,7 @@ class Hold:
 
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
-        self._released = trio.lowlevel.ParkingLot()
+        self._released = Lot()
         self._held: list[Held] = []
         self._rows = self._size_bytes = 0
         self.on = False

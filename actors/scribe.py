@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import msgspec
-import trio
 
 from ..storage.commands import (
     AddUsage,
@@ -44,6 +43,7 @@ from ..storage.errors import (
 from ..storage.identity import Seq, SessionId, Uid
 from ..storage.units import Durable, Guard, Refused, Unit
 from .hold import Held, Hold
+from .lot import Lot
 from .page import Page, load, message_of
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Scribe:
         self._settings = settings
         self._told = told
         self._posted = self._received = 0  # units, and receipts, which come in the same order
-        self._settled = trio.lowlevel.ParkingLot()
+        self._settled = Lot()
         self._hold = Hold(settings)
         self.broken: Refused | None = None
         self.uncounted: list[AddUsage] = []  # of refused units; a turn's end counts it after all
