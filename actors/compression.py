@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import trio
 
 from ..storage.commands import CountUselessCompressions
-from ..storage.edge import check_draft
+from ..storage.edge import check_draft, check_name
 from ..storage.errors import InvalidContentError, NoGainError, OnepenError
 from ..storage.records import Draft, Message
 from ..storage.units import Refused
@@ -87,6 +87,7 @@ async def _summary(scribe: Scribe, asked: Compression, useless_max: int) -> tupl
         )
     end = _turn_start(scribe, asked)
     if asked.upto is not None:
+        check_name("upto", asked.upto)
         end = min(end, page.index_of(asked.upto) + 1)
     history = tuple(page.messages[: safe_cut(page.messages, end)])
     if not history:

@@ -29,7 +29,7 @@ import trio
 from msgspec.structs import replace
 
 from ..storage.commands import BeginEffect, FinishEffect
-from ..storage.edge import check_json, check_name
+from ..storage.edge import check_json, check_name, shown
 from ..storage.errors import ConflictError, InvalidContentError, OnepenError
 from ..storage.records import Effect
 from ..storage.units import Refused
@@ -101,7 +101,7 @@ class Effects:
             raise InvalidContentError("fn", problem, hint="give a function, sync or async")
         if on_unknown not in get_args(OnUnknownEffect):
             hint = f"use one of {', '.join(get_args(OnUnknownEffect))}"
-            raise InvalidContentError("on_unknown", f"{on_unknown!r} is no policy", hint=hint)
+            raise InvalidContentError("on_unknown", f"{shown(on_unknown)} is no policy", hint=hint)
         check_name("key", key)
         tool, given = _name_of(function), _given(function, arguments)
         digest = blake2b(given, digest_size=16).hexdigest()
@@ -260,8 +260,8 @@ def _fate(effect: Effect) -> str:
     result = effect.result or {}
     match effect.state:
         case "done":
-            shown = msgspec.json.encode(result.get("value")).decode()[:_SHOWN_MAX]
-            return f"{effect.tool} was done, and its result is {shown}"
+            value = msgspec.json.encode(result.get("value")).decode()[:_SHOWN_MAX]
+            return f"{effect.tool} was done, and its result is {value}"
         case "failed":
             return f"{effect.tool} failed: {result.get('error')}"
         case "skipped":

@@ -92,6 +92,11 @@ def user_draft(body: records.Inbound, uid: Uid, now_ms: int) -> Draft:
     )
 
 
+def plain(text: str) -> str:
+    """The same characters as no more than text: an enum's, or what a template has marked."""
+    return text if type(text) is str else str.__str__(text)
+
+
 def _refuse(field: str, problem: str, hint: str) -> InvalidContentError:
     return InvalidContentError(field, problem, hint=hint)
 
@@ -99,7 +104,7 @@ def _refuse(field: str, problem: str, hint: str) -> InvalidContentError:
 def draft_of(given: Given, fresh_uid: Callable[[], Uid], now_ms: int) -> Draft:
     """A draft of whatever form was given; one that carries a uid keeps it."""
     if isinstance(given, str):
-        return Draft(uid=fresh_uid(), role="assistant", text=given, created_ms=now_ms)
+        return Draft(uid=fresh_uid(), role="assistant", text=plain(given), created_ms=now_ms)
     if type(given) is Draft:
         return given
     if isinstance(given, Message):
@@ -158,7 +163,7 @@ def _object(field: str, value: Any) -> Mapping[str, Any]:
 
 def _content(value: Any) -> dict[str, Any]:
     if value is None or isinstance(value, str):
-        return {"text": value}
+        return {"text": None if value is None else plain(value)}
     if isinstance(value, list | tuple):
         parts: Sequence[Any] = cast("Any", value)
         return {"parts": tuple(parts)}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ..storage.commands import AddUsage, AnswerQuestion, AskQuestion
-from ..storage.edge import check_json, check_name, check_unit
+from ..storage.edge import check_json, check_name, check_unit, shown
 from ..storage.errors import (
     AmbiguousError,
     ConflictError,
@@ -29,6 +29,7 @@ from ..storage.errors import (
 )
 from ..storage.records import Question
 from ..storage.units import Durable, Refused, Unit
+from .messages import plain
 from .outbox import posting
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ async def ask(
     name: str | None,
 ) -> str:
     """Ask, and wait for the answer. Raises `QuestionExpiredError`."""
-    choices, timeout_s = _checked(session, text, choices, timeout_s, name)
+    text, choices, timeout_s = _checked(session, text, choices, timeout_s, name)
     scribe, pause = session.scribe, running.pause
     if name is None:
         name = blake2b(msgspec.json.encode([text, choices]), digest_size=8).hexdigest()
@@ -131,7 +132,7 @@ async def _post(
 
 def _checked(
     session: Session, text: Any, choices: Any, timeout_s: Any, name: str | None
-) -> tuple[tuple[str, ...], float]:
+) -> tuple[str, tuple[str, ...], float]:
     if not isinstance(text, str) or not text.strip():
         raise InvalidContentError("question", "it is empty or not text", hint="ask something")
     if isinstance(choices, str) or not isinstance(choices, list | tuple):
@@ -141,16 +142,17 @@ def _checked(
     if len(given) > _CHOICES_MAX or not all(isinstance(c, str) and c.strip() for c in given):
         hint = f"give at most {_CHOICES_MAX} texts that are not blank"
         raise InvalidContentError("choices", "they can't be shown", hint=hint)
-    check_json("question", {"question": text, "choices": [*given]})
+    text, given = plain(text), [plain(choice) for choice in given]  # enums make good choices
+    check_json("question", {"question": text, "choices": given})
     if timeout_s is None:
         timeout_s = session.settings.question_timeout_s
     number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
     if not number or not 0 < timeout_s <= _TIMEOUT_S_MAX:
         hint = "give seconds, at most a year; the default is in the settings"
-        raise InvalidContentError("timeout", f"{timeout_s!r} is no time to wait", hint=hint)
+        raise InvalidContentError("timeout", f"{shown(timeout_s)} is no time to wait", hint=hint)
     if name is not None:
         check_name("key", name)
-    return tuple(given), float(timeout_s)
+    return text, tuple(given), float(timeout_s)
 
 
 async def _find(session: Session, turn_id: TurnId, name: str) -> tuple[Question | None, str]:
@@ -190,8 +192,8 @@ def _asking(
     )
     check_unit(Unit((asked,)))  # here, where it can be mended
     more = {"question": question_key, "choices": list(choices)}
-    shown = posting(scribe, running.targets, text, "question", turn_id=turn.id, more=more)
-    return (asked, *shown)
+    posted = posting(scribe, running.targets, text, "question", turn_id=turn.id, more=more)
+    return (asked, *posted)
 
 
 def question_of(asked: AskQuestion) -> Question:

@@ -47,7 +47,7 @@ def with_facts(outcome: TurnOutcome, history_length: int, model_calls: int) -> T
     detail = dict(outcome.detail or {})
     if outcome.kind == "failed":
         detail["history_length"] = history_length
-    elif model_calls and not detail.get("api_calls"):
+    elif model_calls and _count(outcome, "api_calls") <= 0:
         detail["api_calls"] = model_calls
     return msgspec.structs.replace(outcome, detail=detail or None)
 
@@ -74,14 +74,23 @@ def reply_text(outcome: TurnOutcome) -> str:
         case "silent":
             return ""
         case "answered":
-            if (outcome.detail or {}).get("api_calls"):
-                return "The work was done, but no answer came back. Ask again if you expected one."
-            return "The message was not processed. Please send it again."
+            # Nobody has called it a failure; what went wrong is told all the same.
+            why = f" ({error[:_PARTIAL_ERROR_LENGTH_MAX]})" if error else ""
+            if _count(outcome, "api_calls") > 0:
+                notice = f"The work was done, but no answer came back{why}."
+                return f"{notice} Ask again if you expected one."
+            return f"The message was not processed{why}. Please send it again."
+
+
+def _count(outcome: TurnOutcome, name: str) -> int | float:
+    """A number among the details, which an agent may have filled with anything."""
+    count = (outcome.detail or {}).get(name)
+    return count if isinstance(count, int | float) else 0
 
 
 def _failed(outcome: TurnOutcome, error: str) -> str:
-    history_length = int((outcome.detail or {}).get("history_length") or 0)
-    bare = _BARE_400.search(error) is not None and history_length > _LONG_HISTORY
+    long = _count(outcome, "history_length") > _LONG_HISTORY
+    bare = _BARE_400.search(error) is not None and long
     # What storage or our own edge says of a size is not about the model's context.
     ours = outcome.cause == "storage" or "refused" in (outcome.detail or {})
     if not ours and (bare or _CONTEXT_TOO_LONG.search(error)):

@@ -19,6 +19,7 @@ reporting twice is harmless. Pure functions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
@@ -29,7 +30,7 @@ from msgspec import structs
 from ..storage.errors import InvalidContentError
 from ..storage.identity import SessionId, Uid, derived_uid
 from ..storage.records import Draft, JsonObject, Message, OutcomeKind, TurnOutcome
-from .messages import content_of, draft_of, same_message
+from .messages import content_of, draft_of, plain, same_message
 
 if TYPE_CHECKING:
     from ..storage.identity import TurnId
@@ -72,7 +73,8 @@ def result_of(returned: Any, now_ms: int, *, said: str | None) -> Result:
     if returned is None:
         return Result(TurnOutcome(kind="answered", text=said))
     if isinstance(returned, str):
-        return Result(TurnOutcome(kind="answered", text=returned), returned)
+        text = plain(returned)
+        return Result(TurnOutcome(kind="answered", text=text), text)
     if isinstance(returned, TurnOutcome):
         _check_outcome(returned)
         return Result(returned, returned.text)
@@ -104,9 +106,7 @@ def _result_of_mapping(returned: Mapping[str, Any], now_ms: int, said: str | Non
                 "messages", f"{type(messages).__name__} is no list", hint="give a list of messages"
             )
         report = reported([*messages], now_ms)
-    text: Any = returned.get("final_response")
-    if text is not None and not isinstance(text, str):
-        text = str(text)
+    text = _final_text(returned.get("final_response"))
     session_id = returned.get("session_id")
     answer = text
     if text is None and report is None:
@@ -118,6 +118,23 @@ def _result_of_mapping(returned: Mapping[str, Any], now_ms: int, said: str | Non
         answer,
         report,
         None if not session_id else SessionId(str(session_id)),
+    )
+
+
+def _final_text(given: Any) -> str | None:
+    """What a mapping gives as its answer, in words; nothing of a user's is printed as code."""
+    if isinstance(given, str):
+        return plain(given)
+    if isinstance(given, list | tuple):  # in parts, as a chat completion has it
+        parts = [part for part in cast("Sequence[Any]", given) if isinstance(part, Mapping)]
+        texts = [cast("Mapping[str, Any]", part).get("text") for part in parts]
+        said = [plain(text) for text in texts if isinstance(text, str)]
+        if said or not given:
+            return "\n".join(said) or None
+    if given is None or given is False or given == {}:
+        return None
+    raise InvalidContentError(
+        "final_response", f"{type(given).__name__} is not text", hint="give a string, or nothing"
     )
 
 
@@ -133,8 +150,8 @@ def _kind_of(returned: Mapping[str, Any]) -> OutcomeKind:
 def _facts_of(returned: Mapping[str, Any]) -> dict[str, Any]:
     detail: JsonObject = {}
     calls = returned.get("api_calls")
-    if isinstance(calls, int):
-        detail["api_calls"] = calls
+    if isinstance(calls, int | float) and math.isfinite(calls):
+        detail["api_calls"] = int(calls)
     if "agent_persisted" in returned:
         detail["agent_persisted"] = bool(returned["agent_persisted"])
     error = returned.get("error")

@@ -24,7 +24,7 @@ import trio
 from msgspec.structs import replace
 
 from ..storage.commands import MarkDelivery
-from ..storage.edge import NAME_BYTES_MAX
+from ..storage.edge import NAME_BYTES_MAX, shown
 from ..storage.errors import InvalidContentError, OnepenError, StorageError
 from ..storage.units import Durable, Unit
 from .policy import Backoff
@@ -68,7 +68,7 @@ def check_wait(retry_after_s: object) -> float:
     except (TypeError, ValueError):
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        problem = f"{retry_after_s!r} is no time to wait"
+        problem = f"{shown(retry_after_s)} is no time to wait"
         raise InvalidContentError("retry_after_s", problem, hint="give seconds, 0 or more")
     return min(seconds, WAIT_S_MAX)
 

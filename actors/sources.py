@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from msgspec import Struct
 
-from ..storage.edge import check_name
+from ..storage.edge import check_name, shown
 from ..storage.errors import InvalidContentError
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class ResetPolicy(Struct, frozen=True, kw_only=True):
         if self.daily_hour is None:
             return False
         now = datetime.fromtimestamp(now_ms / 1000, tz=UTC).astimezone(ZoneInfo(self.zone))
-        struck = now.replace(hour=self.daily_hour, minute=0, second=0, microsecond=0)
+        # Once a day, also where the clocks go back over it: then it has struck the first time.
+        struck = now.replace(hour=self.daily_hour, minute=0, second=0, microsecond=0, fold=0)
         if struck > now:
             struck -= timedelta(days=1)
         return last_ms < struck.timestamp() * 1000
@@ -95,10 +96,12 @@ def check_busy(busy: object, debounce_s: object) -> None:
     """Raise unless it is a policy of ours."""
     if busy not in BUSY_POLICIES:
         hint = f"use one of {', '.join(BUSY_POLICIES)}"
-        raise InvalidContentError("busy", f"{busy!r} is no policy", hint=hint)
+        raise InvalidContentError("busy", f"{shown(busy)} is no policy", hint=hint)
     if not _is_number(debounce_s) or not 0 <= debounce_s <= _DEBOUNCE_S_MAX:
         hint = f"give seconds, from 0 to {_DEBOUNCE_S_MAX:g}"
-        raise InvalidContentError("debounce_s", f"{debounce_s!r} is no time to wait", hint=hint)
+        raise InvalidContentError(
+            "debounce_s", f"{shown(debounce_s)} is no time to wait", hint=hint
+        )
 
 
 def check_source(name: str, policy: object) -> None:
@@ -110,9 +113,9 @@ def check_source(name: str, policy: object) -> None:
     check_busy(policy.busy, policy.debounce_s)
     check_deliver(policy.deliver, policy.on_unknown)
     if policy.on_late not in get_args(OnLate):
-        raise InvalidContentError("on_late", f"{policy.on_late!r} is none", hint="run or skip")
+        raise InvalidContentError("on_late", f"{shown(policy.on_late)} is none", hint="run or skip")
     if not _is_number(policy.late_after_s) or not 0 <= policy.late_after_s < float("inf"):
-        problem = f"{policy.late_after_s!r} is no time"
+        problem = f"{shown(policy.late_after_s)} is no time"
         raise InvalidContentError("late_after_s", problem, hint="give seconds, 0 or more")
     if policy.reset is not None:
         _check_reset(policy.reset)
@@ -124,7 +127,9 @@ def check_deliver(deliver: object, on_unknown: object) -> None:
         problem = f"{type(deliver).__name__} can't be called"
         raise InvalidContentError("deliver", problem, hint="give a function of a delivery")
     if on_unknown not in get_args(OnUnknown):
-        raise InvalidContentError("on_unknown", f"{on_unknown!r} is none", hint="resend or hold")
+        raise InvalidContentError(
+            "on_unknown", f"{shown(on_unknown)} is none", hint="resend or hold"
+        )
 
 
 def _check_reset(reset: object) -> None:
@@ -133,14 +138,16 @@ def _check_reset(reset: object) -> None:
         raise InvalidContentError("reset", problem, hint="give a ResetPolicy")
     idle, hour = reset.idle_minutes, reset.daily_hour
     if idle is not None and (not _is_number(idle) or not 0 < idle < float("inf")):
-        raise InvalidContentError("idle_minutes", f"{idle!r} is no time", hint="give minutes")
+        raise InvalidContentError("idle_minutes", f"{shown(idle)} is no time", hint="give minutes")
     if hour is not None and (type(hour) is not int or not 0 <= hour <= 23):
-        raise InvalidContentError("daily_hour", f"{hour!r} is no hour", hint="give 0 to 23")
+        raise InvalidContentError("daily_hour", f"{shown(hour)} is no hour", hint="give 0 to 23")
     try:
         ZoneInfo(reset.zone)
     except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:
         hint = "use a name like Europe/Berlin, and see that the machine has time zone data"
-        raise InvalidContentError("zone", f"{reset.zone!r} is not known here", hint=hint) from error
+        raise InvalidContentError(
+            "zone", f"{shown(reset.zone)} is not known here", hint=hint
+        ) from error
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 import trio
 
 from ..storage.errors import InvalidContentError
+from .messages import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ class Streaming:
         except UnicodeEncodeError as error:
             hint = "decode it properly, or replace such characters by U+FFFD"
             raise InvalidContentError("piece", "it holds half a character", hint=hint) from error
-        self._pieces.append(piece)
+        self._pieces.append(piece := plain(piece))
         self._show(self.uid, piece)
         await trio.lowlevel.checkpoint()
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final, get_args, overload
 
 from ..actors.sources import check_deliver
-from ..storage.edge import check_count, check_integer, check_name
+from ..storage.edge import check_count, check_integer, check_name, shown
 from ..storage.errors import InvalidContentError
 from ..storage.identity import SessionKey
 from ..storage.records import Delivery, DeliveryState
@@ -121,7 +121,7 @@ class Deliveries:
         """The last that was posted first."""
         if state is not None and state not in get_args(DeliveryState):
             hint = f"use one of {', '.join(get_args(DeliveryState))}"
-            raise InvalidContentError("state", f"{state!r} is none", hint=hint)
+            raise InvalidContentError("state", f"{shown(state)} is none", hint=hint)
         for field, value in (("source", source), ("key", key)):
             if value is not None:
                 check_name(field, value)

@@ -325,7 +325,7 @@ class Runtime:
             if value is not None:
                 check_name(field, value)
         check_draft(Draft(uid=_ANY_UID, role="assistant", text=text))
-        if not text.strip():
+        if not (text or "").strip():  # nor may it be None, which a draft may
             raise InvalidContentError("text", "it is empty", hint="say something")
         target = None
         if reply_to is not None:
@@ -499,7 +499,8 @@ class Runtime:
 
 def check_key(key: str) -> str:
     """Raise unless it can address a conversation."""
-    if not _is_text(key) or not key.strip():
+    # A subclass of str would pass for the same key here, and be refused by storage.
+    if type(key) is not str or not key.strip():
         raise InvalidContentError("key", "it is empty or not text", hint="like telegram:dm:42")
     try:
         size = len(key.encode())
@@ -509,10 +510,6 @@ def check_key(key: str) -> str:
     if size > _KEY_BYTES_MAX:
         raise InvalidContentError("key", f"{size} bytes are too many", hint="keep it under 1 KiB")
     return key
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _checked_id(session_id: str) -> SessionId:

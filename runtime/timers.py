@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, final
 
-from ..storage.edge import check_count, check_name
+from ..storage.edge import check_count, check_name, shown
 from ..storage.errors import InvalidContentError
 from ..storage.identity import SessionKey
 
@@ -30,7 +30,7 @@ def due_ms(at: object) -> int:
             raise InvalidContentError("at", problem, hint="use datetime.now(UTC) and the like")
         return int(at.timestamp() * 1000)
     if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= _LAST_MS:
-        problem = f"{at!r} is no time"
+        problem = f"{shown(at)} is no time"
         raise InvalidContentError("at", problem, hint="give an aware datetime, or a timestamp")
     return int(at) if at >= _FIRST_MS else int(at * 1000)
 

@@ -51,6 +51,7 @@ INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 _UID = re.compile(r"[0-9a-f]{32}")
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SHOWN_MAX = 200
 _BASE_BYTES = 64  # what a command costs in memory beside its content; a rough, safe number
 
 
@@ -354,6 +355,15 @@ def _check_details(draft: Draft) -> int:
 
 def _refuse(field: str, problem: str, hint: str) -> NoReturn:
     raise InvalidContentError(field, problem, hint=hint)
+
+
+def shown(value: object) -> str:
+    """What was given, for a message about it: short, and whatever its `repr` does."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__} that can't be shown"
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 
 def _check_text(field: str, text: Any, limit: int) -> int:

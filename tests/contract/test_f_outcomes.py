@@ -58,6 +58,16 @@ if TYPE_CHECKING:
     from onepen import Delivery, Runtime, Submission, Turn, WriterRef
     from onepen.storage.records import OutcomeKind
 
+
+class Shout(str):
+    """What an enum or a template gives for text."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "not this"
+
+
 KINDS: tuple[OutcomeKind, ...] = ("answered", "failed", "interrupted", "partial", "silent")
 RESUME = Settings(sessions=SessionSettings(recovery="resume"))
 NONE = re.compile(r"\bNone\b")
@@ -197,12 +207,18 @@ async def _appended(turn: Turn) -> dict[str, Any]:
     return {"final_response": None, "api_calls": 2}
 
 
+async def _appended_marked(turn: Turn) -> None:
+    await turn.append({"role": "assistant", "content": Shout(" an answer ")})
+
+
 REPORTED = {"messages": [{"role": "assistant", "content": " an answer "}]}
 WAYS_TO_ANSWER: dict[str, Any] = {
     "outcome": ending(Outcome(kind="answered", text=" an answer ")),
     "mapping": ending({"final_response": " an answer ", "error": None}),
     "report": ending(REPORTED),
     "both": ending({**REPORTED, "final_response": " an answer "}),
+    "marked": ending(Shout(" an answer ")),
+    "appended and marked": _appended_marked,
     "appended": _appended,
     "streamed": _streamed,
 }
@@ -833,6 +849,56 @@ async def test_a_turn_in_which_nothing_was_done_may_be_sent_again(path: Path, wa
     assert "send it again" in reply.text
 
 
+@pytest.mark.parametrize(
+    ("detail", "done"),
+    [
+        ({"api_calls": 3.0}, True),
+        ({"api_calls": -1}, False),
+        ({"api_calls": "three"}, False),
+        ({"api_calls": [1]}, False),
+    ],
+)
+async def test_work_is_a_number_above_zero_whatever_an_agent_puts_there(
+    path: Path, detail: dict[str, Any], *, done: bool
+) -> None:
+    """F6: no odd detail makes work of nothing, or ends a turn in another way."""
+    reply = await everywhere(path, ending(Outcome(kind="answered", detail=detail)))
+    assert ("work was done" in reply.text) == done
+    assert ("not processed" in reply.text) != done
+    reply = await everywhere(path.with_name("mapping.db"), ending(detail))
+    assert ("work was done" in reply.text) == done
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([{"type": "text", "text": "in"}, {"type": "text", "text": "parts"}], "in\nparts"),
+        (Shout("aloud"), "aloud"),
+        ([], None),
+        ({}, None),
+        (False, None),
+    ],
+)
+async def test_what_a_mapping_gives_as_its_answer_is_words(
+    path: Path, given: Any, text: str | None
+) -> None:
+    """F1, F6: nobody is sent what only programmers can read."""
+    reply = await everywhere(path, ending({"final_response": given}))
+    if text is None:
+        assert "not processed" in reply.text
+    else:
+        assert reply.text == text
+        assert type(reply.text) is str
+
+
+@pytest.mark.parametrize("given", [0, 1.5, b"bytes", {"a": 1}, [1], object()])
+async def test_an_answer_that_is_no_text_fails_its_turn(path: Path, given: Any) -> None:
+    """F5: rather than to show its `repr`."""
+    reply = await everywhere(path, ending({"final_response": given}))
+    assert reply.outcome.kind == "failed"
+    assert "final_response" in reply.text
+
+
 # The order -----------------------------------------------------------------------------------
 
 
@@ -849,7 +915,7 @@ def check_text(reply: Reply, kind: str, text: str | None, error: str | None, *, 
     assert ("not complete" in shown) == (kind == "partial")
     assert ("not processed" in shown) == (kind == "answered" and not work)
     assert ("work was done" in shown) == (kind == "answered" and work)
-    if kind in ("failed", "partial") and error:
+    if kind in ("failed", "partial", "answered") and error:
         assert error in shown
 
 

@@ -202,6 +202,13 @@ async def test_how_often_a_turn_may_be_cut_is_a_setting(path: Path) -> None:
         ({"daily_hour": 4, "zone": "Europe/Berlin"}, "2026-07-01T01:59", "2026-07-01T02:00", True),
         ({"daily_hour": 4, "zone": "Europe/Berlin"}, "2026-07-01T02:00", "2026-07-01T03:00", False),
         ({"idle_minutes": 9999, "daily_hour": 4}, "2026-01-01T03:00", "2026-01-01T05:00", True),
+        # Where clocks go back over the hour it strikes once: 02:00 in Berlin, 00:00 by UTC.
+        ({"daily_hour": 2, "zone": "Europe/Berlin"}, "2026-10-24T23:59", "2026-10-25T00:00", True),
+        ({"daily_hour": 2, "zone": "Europe/Berlin"}, "2026-10-25T00:15", "2026-10-25T01:30", False),
+        ({"daily_hour": 2, "zone": "Europe/Berlin"}, "2026-10-25T00:15", "2026-10-25T02:30", False),
+        # And where they go forward over it, when they do: 03:00 in Berlin, 01:00 by UTC.
+        ({"daily_hour": 2, "zone": "Europe/Berlin"}, "2026-03-29T00:59", "2026-03-29T01:00", True),
+        ({"daily_hour": 2, "zone": "Europe/Berlin"}, "2026-03-29T01:00", "2026-03-29T01:01", False),
     ],
 )
 def test_a_conversation_is_over_by_idle_minutes_or_by_the_hour(
