@@ -169,7 +169,9 @@ class Directory:
             turn_id is not None and session.take_back(turn_id, cause)
         )
 
-    def interrupt_stored(self, key: SessionKey, source: str, cause: str) -> Answer[bool] | None:
+    def interrupt_stored(
+        self, key: SessionKey, source: str, cause: str, turn_id: TurnId | None = None
+    ) -> Answer[bool] | None:
         """The same for a turn that nobody here knows of: it waits for a person since before its
         actor left memory. `None` if there is none for sure.
         """
@@ -178,17 +180,23 @@ class Directory:
         if served or self._closed is not None:
             return None
         answer: Answer[bool] = Answer()
-        self.spawn(self._interrupt_stored, key, source, cause, answer)
+        self.spawn(self._interrupt_stored, key, source, cause, turn_id, answer)
         return answer
 
     async def _interrupt_stored(
-        self, key: SessionKey, source: str, cause: str, answer: Answer[bool]
+        self,
+        key: SessionKey,
+        source: str,
+        cause: str,
+        turn_id: TurnId | None,
+        answer: Answer[bool],
     ) -> None:
         done = False
         try:
             read = self._surroundings.writer.read
             for turn in await read(lambda reader: reader.unfinished_turns(key)):
-                if turn.state != "queued":  # by its id: another may have begun meanwhile
+                wanted = turn.state != "queued" if turn_id is None else turn.id == turn_id
+                if wanted:  # by its id: another may have begun meanwhile
                     done = await self.ask(key, source, Interrupt(turn.id, cause)) or done
             answer.give(done)
         except OnepenError as error:

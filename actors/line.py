@@ -139,6 +139,7 @@ class Waiting(NamedTuple):
     attempt: int = 1
     stored: bool = False  # found in storage, by an actor that was started later
     not_before_s: float = 0.0
+    ahead: bool = False  # it has stopped a turn, and is next
     targets: tuple[Target, ...] = ()  # who is answered beside those who speak here
     effects: tuple[Effect, ...] = ()  # what its earlier attempts have done to the world
     asks: tuple[str, ...] = ()  # the questions that they have left open

@@ -5,7 +5,7 @@
 | `queue`     | started | queued behind the others                                                |
 | `collect`   | started | merged into the turn that waits last, or queued if none does            |
 | `steer`     | started | handed to the running turn at its next gate; if it ends first, queued   |
-| `interrupt` | started | the running turn is stopped, and this one is next                       |
+| `interrupt` | started | the running turn is stopped, and this one is next, behind earlier such  |
 | `latest`    | started | takes the place of all that wait; the running turn goes on              |
 | `reject`    | started | rejected: nothing of it is stored, not even its id                      |
 
@@ -103,7 +103,9 @@ def accept(session: Session, submit: Submit) -> Accepted:
             session.take_back(one.turn_id, "superseded")
     turn = turn._replace(said=tuple(one._replace(ticket=ticket) for one in all_said))
     if submit.busy == "interrupt":
-        waiting.insert(0, turn)
+        # Behind those that have jumped the line before it: nobody's own words change places.
+        place = next((n for n, one in enumerate(waiting) if not one.ahead), len(waiting))
+        waiting.insert(place, turn._replace(ahead=True))
         session.interrupt("superseded")
     else:
         waiting.append(turn)

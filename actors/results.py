@@ -125,16 +125,18 @@ def _final_text(given: Any) -> str | None:
     """What a mapping gives as its answer, in words; nothing of a user's is printed as code."""
     if isinstance(given, str):
         return plain(given)
+    kind = type(given).__name__
     if isinstance(given, list | tuple):  # in parts, as a chat completion has it
-        parts = [part for part in cast("Sequence[Any]", given) if isinstance(part, Mapping)]
-        texts = [cast("Mapping[str, Any]", part).get("text") for part in parts]
+        parts = cast("Sequence[Any]", given)
+        objects = [cast("Mapping[str, Any]", part) for part in parts if isinstance(part, Mapping)]
+        texts = [part.get("text") for part in objects]
         said = [plain(text) for text in texts if isinstance(text, str)]
-        if said or not given:
+        if said or not parts:
             return "\n".join(said) or None
-    if given is None or given is False or given == {}:
+    elif given is None or given is False or given == {}:
         return None
     raise InvalidContentError(
-        "final_response", f"{type(given).__name__} is not text", hint="give a string, or nothing"
+        "final_response", f"{kind} is not text", hint="give a string, or nothing"
     )
 
 

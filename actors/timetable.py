@@ -150,6 +150,20 @@ class Timetable:
         self._fail(timer, "the timer was cancelled")
         return True
 
+    def cancel_soon(self, timer_id: str) -> Answer[bool]:
+        """The same for whoever can't wait for it."""
+        answer: Answer[bool] = Answer()
+        self._directory.spawn(self._cancel_soon, timer_id, answer)
+        return answer
+
+    async def _cancel_soon(self, timer_id: str, answer: Answer[bool]) -> None:
+        try:
+            answer.give(await self.cancel(timer_id))
+        except OnepenError as error:
+            answer.fail(error)
+        finally:
+            answer.fail(RuntimeClosedError("the runtime has ended"))  # unless it was answered
+
     def _fail(self, timer: Timer, why: str) -> None:
         promise = self._replies.get(timer.id)
         if promise is not None:

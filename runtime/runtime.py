@@ -204,7 +204,9 @@ class Runtime:
             return Submission(self._directory, checked, accepted)
         turn = turn_of(timer_id, due_ms)
         accepted = Accepted(turn, "scheduled", 0, trio.lowlevel.checkpoint, promise)
-        return Submission(self._directory, checked, accepted, timer_id=timer_id)
+        return Submission(
+            self._directory, checked, accepted, timer_id=timer_id, timetable=self._timetable
+        )
 
     async def _submit(
         self,

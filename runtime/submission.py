@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..actors.line import Accepted
     from ..actors.mailbox import Answer
     from ..actors.replies import Reply
+    from ..actors.timetable import Timetable
     from ..storage.identity import SessionKey, TurnId
     from ..storage.records import Disposition
 
@@ -64,7 +65,9 @@ class Submission:
         accepted: Accepted,
         *,
         timer_id: str | None = None,
+        timetable: Timetable | None = None,
     ) -> None:
+        self._timetable = timetable
         self.timer_id = timer_id
         """What `runtime.timers` calls it, if it waits for its time."""
         self._directory = directory
@@ -117,9 +120,16 @@ class Submission:
     def interrupt(self) -> Interruption:
         """Stop the turn, or take the message back if it still waits; true if that did anything.
 
-        It works at once. What became of the turn is stored when `reply` returns.
+        It works at once; only where the key is not served just now, and for a message that waits
+        for its time, awaiting the result tells. What became of the turn is stored when `reply`
+        returns.
         """
         if self._accepted.reply.given:
             return Interruption(done=False)
-        done = self._directory.interrupt(self.key, "person", self.turn_id)
-        return Interruption(done=done)
+        directory = self._directory
+        if directory.interrupt(self.key, "person", self.turn_id):
+            return Interruption(done=True)
+        if self._timetable is not None and self.timer_id is not None:
+            return Interruption(done=False, later=self._timetable.cancel_soon(self.timer_id))
+        later = directory.interrupt_stored(self.key, self._source, "person", self.turn_id)
+        return Interruption(done=False, later=later)

@@ -7,6 +7,7 @@ of ours that can be shown, or it is harmless. It must never get to an actor.
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, timezone
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
@@ -53,14 +54,17 @@ class Odd:
     __str__ = __repr__
 
 
-NESTED: list[Any] = []
-for _ in range(2_000):
-    NESTED = [NESTED]
+def nested(depth: int) -> list[Any]:
+    root: list[Any] = []
+    for _ in range(depth):
+        root = [root]
+    return root
+
 
 RUBBISH: tuple[Any, ...] = (
     *(None, 0, -1, 2**70, 1.5, float("nan"), float("inf"), True, b"x", "", " ", "a\0b", "a\ud800"),
     *("x" * 5_000, [], {}, (), [1], {"a": float("nan")}, {1: 2}, ("a", "b"), (1, 2, 3), object()),
-    *(Word("word"), Odd(), NESTED, datetime(2020, 1, 1), date(2020, 1, 1)),  # noqa: DTZ001
+    *(Word("word"), Odd(), nested(2_000), datetime(2020, 1, 1), date(2020, 1, 1)),
     datetime.max.replace(tzinfo=UTC),
     datetime.min.replace(tzinfo=timezone(timedelta(hours=14))),
 )
@@ -111,13 +115,13 @@ def _seams(runtime: Runtime, given: Any) -> dict[str, Callable[[], Awaitable[obj
         "answer by": lambda: asked.answer("a:1", "x", by=given),
         "timers": lambda: timers.list(given),
         "timer": lambda: timers.cancel(given),
-        **{
-            f"inbound {field}": lambda field=field: runtime.submit(
-                "a:3", Inbound(**{"text": "x", field: given})
-            )
-            for field in FIELDS
-        },
+        **{f"inbound {field}": partial(_inbound, runtime, field, given) for field in FIELDS},
     }
+
+
+async def _inbound(runtime: Runtime, field: str, given: Any) -> None:
+    fields: dict[str, Any] = {"text": "x", field: given}
+    await runtime.submit("a:3", Inbound(**fields))
 
 
 @pytest.mark.parametrize("number", range(len(RUBBISH)))
@@ -146,8 +150,12 @@ async def test_a_key_is_text_and_nothing_that_is_like_it(
     async with inline(path) as runtime:
         for call in (runtime.submit, runtime.ask, runtime.post):
             with pytest.raises(InvalidContentError, match="key"):
-                await call(Word(KEY), "hello")  # type: ignore[operator]
+                await call(Word(KEY), "hello")
         assert (await runtime.ask(KEY, "hello")).text == "re hello"
+
+
+def _done(*_: object) -> int:
+    return 1
 
 
 def _of_an_agent(turn: Turn, given: Any, n: int) -> dict[str, Callable[[], object]]:
@@ -168,7 +176,7 @@ def _of_an_agent(turn: Turn, given: Any, n: int) -> dict[str, Callable[[], objec
         "write": lambda: write(given),
         "finish_reason": lambda: finish(given),
         "effect": lambda: turn.effect(given, key="f"),
-        "effect arguments": lambda: turn.effect(lambda _: 1, given, key=f"a{n}"),
+        "effect arguments": lambda: turn.effect(_done, given, key=f"a{n}"),
         "effect key": lambda: turn.effect(lambda: 1, key=given),
         "effect policy": lambda: turn.effect(lambda: 1, key=f"p{n}", on_unknown=given),
         "effect result": lambda: turn.effect(lambda: given, key=f"r{n}"),
