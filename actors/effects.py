@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 OnUnknownEffect: TypeAlias = Literal["retry", "skip", "fail", "ask"]
 AGAIN, SKIP, FAIL = "do it again", "leave it", "stop here"
 _SHOWN_MAX = 2_000  # characters of a result that a transcript repeats
+_KEY_SHOWN_MAX = 100
 
 
 class EffectUnknownError(OnepenError):
@@ -130,7 +131,7 @@ class Effects:
         """What follows from not knowing; the effect as it is then."""
         if on_unknown == "ask":
             question = f"It is not known whether {effect.tool} has happened. What now?"
-            name = f"effect {effect.effect_key} {effect.attempt}"
+            name = f"effect {_short(effect.effect_key)} {effect.attempt}"
             answer = await ask(question, (AGAIN, SKIP, FAIL), name)
             choice: dict[str, OnUnknownEffect] = {AGAIN: "retry", SKIP: "skip"}
             on_unknown = choice.get(answer, "fail")
@@ -268,6 +269,13 @@ def _fate(effect: Effect) -> str:
             return f"{effect.tool} was left out"
         case "begun" | "unknown":
             return f"it is not known whether {effect.tool} was done"
+
+
+def _short(key: str) -> str:
+    """A part of the name of a question, which may not be much longer than a key."""
+    if len(key) <= _KEY_SHOWN_MAX:
+        return key
+    return blake2b(key.encode(), digest_size=8).hexdigest()
 
 
 def _begun(begin: BeginEffect) -> Effect:

@@ -45,7 +45,10 @@ _SUPERSEDED = TurnOutcome(kind="interrupted", cause="superseded")
 
 
 async def prepare(session: Session, submit: Submit) -> None:
-    """What must be known before a message is accepted. Raises `StorageUnavailableError`."""
+    """What must be known, or done, before a message is accepted. Raises as storage does."""
+    if not _is_busy(session) and _is_due(session, submit):
+        # Before it is accepted: a crash between the two must not leave it to the old session.
+        await session.perform(moves.reset("expired"))
     if submit.busy == "latest":
         # Whose place it takes is said in its own unit, which must not name what was refused.
         for waiting in tuple(session.waiting):
@@ -57,9 +60,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
     """Take a message in; with room in hand and no checkpoint."""
     line, waiting = session.line, session.waiting
     said = Said(submit.source, submit.inbound_id, submit.body)
-    busy = session.turn is not None or bool(waiting) or bool(session.parked)
-    if not busy:
-        _begin_anew_if_due(session, submit)
+    busy = _is_busy(session)
     if busy and submit.busy == "reject":
         return _rejected(session, submit)
     if submit.busy == "collect" and waiting and waiting[-1].attempt == 1:
@@ -144,13 +145,16 @@ def _more(session: Session, submit: Submit, said: Said, *, keep: bool) -> Accept
     return _acceptance(session, one, said, submit.turn_id, "merged", keep=keep)
 
 
-def _begin_anew_if_due(session: Session, submit: Submit) -> None:
-    """The message is the first of a new session, if its source says that the old one is over."""
+def _is_busy(session: Session) -> bool:
+    return session.turn is not None or bool(session.waiting) or bool(session.parked)
+
+
+def _is_due(session: Session, submit: Submit) -> bool:
+    """Whether its source says that the session is over, and this is the first of a new one."""
     page = session.scribe.page
     if submit.reset is None or not page.messages or page.end_kind == "boundary":
-        return
-    if submit.reset.due(page.messages[-1].created_ms, session.scribe.now()):
-        session.operate(moves.reset("expired"))
+        return False
+    return submit.reset.due(page.messages[-1].created_ms, session.scribe.now())
 
 
 def _is_stored(waiting: Waiting) -> bool:

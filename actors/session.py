@@ -462,9 +462,16 @@ class Session(ScribeEvents):
             return True
         return False
 
-    def operate(self, operate: Operate[Any]) -> None:
-        """Do this for nobody in particular; if it fails, the log says so."""
-        self._operate(_Operation(operate, None))
+    async def perform(self, operate: Operate[Any]) -> None:
+        """Do this for nobody in particular. Nothing is read until it is done.
+
+        Behind something else it is not waited for: that may be what ends this actor.
+        """
+        alone = not self._working and not self._operations and not self._ending
+        answer: Answer[object] | None = Answer() if alone else None
+        self._operate(_Operation(operate, answer))
+        if answer is not None:
+            await answer.wait()
 
     def _operate(self, operation: _Operation) -> None:
         self._drop_unwanted()

@@ -149,6 +149,28 @@ async def test_an_interrupting_message_is_next(runtime: Runtime, desk: Desk) -> 
     assert desk.order == ["slow", "stop that", "waits"]
 
 
+async def test_interrupting_messages_keep_their_order(path: Path) -> None:
+    """However many come while the first is still stopping what runs."""
+    held = Held("one", "two", "three", "waits")
+
+    async def agent(turn: Turn) -> str:
+        with trio.CancelScope(shield=turn.text == "slow"):  # it takes its time to stop
+            return await held.run(turn)
+
+    async with serving(path, agent) as runtime:
+        first = await runtime.submit(KEY, "slow")
+        await held.begun["slow"].wait()
+        waiting = await runtime.submit(KEY, "waits")
+        urgent = [
+            await runtime.submit(KEY, text, busy="interrupt") for text in ("one", "two", "three")
+        ]
+        held.go_on["slow"].set()
+        for submission in (first, waiting, *urgent):
+            await submission.reply()
+    assert held.order == ["slow", "one", "two", "three", "waits"]
+    sound(path)
+
+
 async def test_the_latest_takes_the_place_of_what_waits(
     runtime: Runtime, desk: Desk, path: Path
 ) -> None:

@@ -364,15 +364,15 @@ async def cut(path: Path, agent: Any, began: trio.Event, state: str) -> Path:
         return snapshot(path, path.with_name("left.db"))
 
 
-async def cut_while_paying(path: Path, world: World) -> Path:
+async def cut_while_paying(path: Path, world: World, key: str = "second") -> Path:
     async def agent(turn: Turn) -> str:
         await turn.append(call("c1"))
         await turn.effect(world.pay, 3, key="first")
-        await turn.effect(world.pay_and_hang, 5, key="second")
+        await turn.effect(world.pay_and_hang, 5, key=key)
         return "never"
 
     left = await cut(path, agent, world.hang, "begun")
-    assert effects(left)[1] == ("second", "pay_and_hang", "begun", 1)
+    assert effects(left)[1] == (key, "pay_and_hang", "begun", 1)
     return left
 
 
@@ -414,21 +414,23 @@ async def test_a_resumed_turn_gets_what_is_recorded_and_decides_about_the_unknow
     sound(path)
 
 
+@pytest.mark.parametrize("key", ["second", "k" * 1024], ids=["short", "long"])
 @pytest.mark.parametrize(
     ("answer", "done", "text"),
     [("do it again", [3, 5, 5], "paid 5"), ("leave it", [3, 5], "skipped")],
 )
 async def test_the_user_may_be_asked_what_follows(
-    path: Path, answer: str, done: list[int], text: str
+    path: Path, answer: str, done: list[int], text: str, key: str
 ) -> None:
+    """Whatever the effect's key is: a question's name is made of it."""
     world = World()
-    path = await cut_while_paying(path, world)
+    path = await cut_while_paying(path, world, key)
 
     async def pay_and_hang(amount: int, effect_id: str) -> dict[str, Any]:
         return await world.pay(amount, effect_id)
 
     async def agent(turn: Turn) -> str:
-        paid = await turn.effect(pay_and_hang, 5, key="second", on_unknown="ask")
+        paid = await turn.effect(pay_and_hang, 5, key=key, on_unknown="ask")
         return "skipped" if paid is None else f"paid {paid['paid']}"
 
     async with serving(path, agent) as runtime:

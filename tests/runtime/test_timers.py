@@ -160,6 +160,30 @@ async def test_a_cancelled_timer_does_not_fire(
     sound(path)
 
 
+async def test_a_scheduled_message_is_taken_back_by_interrupting_it(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """INV-15: while it waits for its time, while it waits in line, and not when it has ended."""
+    held, clock = Held("later"), LoopClock()
+    async with inline(path, held, clock=clock) as runtime:
+        later = await runtime.submit(KEY, "no", at=in_s(clock, 60))
+        assert await later.interrupt()
+        assert not await later.interrupt()
+        with pytest.raises(MissingError):
+            await later.reply()
+        await runtime.submit(KEY, "long")
+        queued = await runtime.submit(KEY, "nor this", at=in_s(clock, 1))
+        await trio.sleep(2)
+        assert await queued.interrupt()
+        held.go_on["long"].set()
+        assert (await queued.reply()).outcome.cause == "person"
+        ended = await runtime.submit(KEY, "later", at=in_s(clock, 1))
+        await ended.reply()
+        assert not await ended.interrupt()
+        assert await texts(runtime, KEY) == ["long", "re long", "later", "re later"]
+    sound(path)
+
+
 async def test_a_timer_survives_a_restart_and_its_waiter_is_told(path: Path) -> None:
     """INV-15: the process that set it ends; the next one fires it."""
     at = datetime.now(UTC) + timedelta(seconds=0.5)

@@ -264,6 +264,33 @@ async def test_the_message_that_comes_too_late_begins_a_new_session(
     sound(path)
 
 
+async def test_a_crash_never_leaves_a_message_that_came_too_late_to_the_old_session(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is accepted and started in one unit, as by any idle session, behind the reset."""
+    clock = LoopClock()
+    sources = {"test": SourcePolicy(reset=ResetPolicy(idle_minutes=30))}
+    lefts: list[Path] = []
+
+    class Hooks:
+        def on_session_finalize(self, **_: Any) -> None:
+            lefts.append(snapshot(path, path.with_name("left.db")))
+
+    async with inline(path, clock=clock, sources=sources, hooks=Hooks()) as runtime:
+        await runtime.ask(KEY, "one")
+        await trio.sleep(31 * 60)
+        late = await runtime.submit(KEY, "too late")
+        assert late.disposition == "started"
+        await late.reply()
+        assert await texts(runtime, KEY) == ["too late", "re too late"]
+    # Killed in the middle of the reset, nothing of the message is stored: it is sent again.
+    async with inline(lefts[0], clock=clock, sources=sources) as runtime:
+        assert await runtime.turns.list() == ()
+        await runtime.ask(KEY, "too late")
+        assert await texts(runtime, KEY) == ["too late", "re too late"]
+    sound(path)
+
+
 async def test_a_session_at_work_is_never_reset_under_its_turn(
     path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
