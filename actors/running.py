@@ -186,7 +186,7 @@ class RunningTurn:
     def withdraw(self, uid: Uid) -> None:
         turn = self.turn
         self._session.line.stream.publish(
-            "message.withdrawn", session_id=turn.session_id, turn_id=turn.id, uid=uid
+            "withdrawn", session_id=turn.session_id, turn_id=turn.id, uid=uid
         )
 
     async def ask(

@@ -633,7 +633,7 @@ class Session(ScribeEvents):
     def on_broken(self, refused: Refused, messages: Sequence[Message]) -> None:
         logger.error("a unit of %s was refused: %s (%s)", self.key, refused.reason, refused.what)
         for message in messages:
-            self.line.stream.publish("message.withdrawn", message=message)
+            self.line.stream.publish("withdrawn", message=message)
         if self._left:
             return
         if refused.reason == "stale_incarnation":

@@ -313,7 +313,7 @@ async def test_what_was_shown_and_can_not_be_stored_is_withdrawn(path: Path) -> 
     async with serving(path, agent) as runtime, runtime.events(KEY) as events:
         await runtime.submit(KEY, "go")
         got = await collect(events)
-        (withdrawn,) = [event for event in got if event.kind == "message.withdrawn"]
+        (withdrawn,) = [event for event in got if event.kind == "withdrawn"]
         large = [e.uid for e in got if e.kind == "message.delta" and "x" in str(e.text)]
         assert {withdrawn.uid} == set(large)
         assert next(e.text for e in got if e.kind == "message.delta") == "fine"
@@ -332,7 +332,7 @@ async def test_rows_that_were_refused_are_withdrawn(path: Path) -> None:
     async with serving(path, agent) as runtime, runtime.events(KEY) as events:
         await runtime.submit(KEY, "go")
         got = await collect(events)
-        withdrawn = [e.message.text for e in got if e.kind == "message.withdrawn" and e.message]
+        withdrawn = [e.message.text for e in got if e.kind == "withdrawn" and e.message]
         assert withdrawn == ["never stored"]
         assert got[-1].outcome is not None
         assert got[-1].outcome.cause == "storage"
