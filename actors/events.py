@@ -6,7 +6,7 @@
 | `turn.started`      | the turn's first rows are durable; the agent is called now              |
 | `message.delta`     | pieces of a message that is being written: provisional                  |
 | `message.committed` | the message is durable; carries its session id and seq                  |
-| `withdrawn` | something that was announced did not become durable                     |
+| `withdrawn`         | something that was announced did not become durable                     |
 | `rotated`           | the key has a new session; `compacted`: the same one, shortened         |
 | `question.asked`    | the turn waits for a person; `question.ended`: it is answered, or over  |
 | `turn.ended`        | the turn's outcome is durable                                           |

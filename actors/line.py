@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, final
 
 from ..storage.errors import OnepenError
+from ..storage.records import TurnUsage
 from .events import Stream
 from .mailbox import Answer, Mailbox
 
@@ -143,7 +144,7 @@ class Waiting(NamedTuple):
     targets: tuple[Target, ...] = ()  # who is answered beside those who speak here
     effects: tuple[Effect, ...] = ()  # what its earlier attempts have done to the world
     asks: tuple[str, ...] = ()  # the questions that they have left open
-    model_calls: int = 0  # that they have counted
+    usage: TurnUsage = TurnUsage()  # that they have counted
 
     @property
     def source(self) -> str:

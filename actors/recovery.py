@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ..storage.commands import EndTurn, SetAside, TakeInbound
-from ..storage.records import Inbound, TurnOutcome
+from ..storage.records import Inbound, TurnOutcome, TurnUsage
 from ..storage.units import Durable, Refused
 from .effects import fates_of, unknown_effects
 from .exchanges import closing_results, open_calls
@@ -24,11 +24,13 @@ from .raised import said_by
 from .replies import Reply, reply_text, storable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..storage.commands import AnyCommand
     from ..storage.engine import Reader
     from ..storage.errors import OnepenError
     from ..storage.identity import SessionId, TurnId
-    from ..storage.records import Effect, InboxEntry
+    from ..storage.records import Effect, InboxEntry, Message
     from ..storage.records import Turn as StoredTurn
     from .page import Loaded
     from .session import Session
@@ -89,22 +91,30 @@ def ending(session: Session, waiting: Waiting, outcome: TurnOutcome) -> tuple[An
 
 def has_ended(session: Session, waiting: Waiting, outcome: TurnOutcome) -> None:
     """That is durable."""
-    _tell(session, waiting.turn_id, session.scribe.page.session_id, outcome)
+    _tell(session, waiting.turn_id, session.scribe.page.session_id, outcome, TurnUsage())
 
 
 async def end_begun(session: Session, turn_id: TurnId, outcome: TurnOutcome) -> None:
     """A turn that nobody runs, as it is stored now: rotations have carried it along."""
-    turn = await session.scribe.read(lambda reader: reader.turn(turn_id))
+    look = session.scribe.read
+    turn, usage = await look(lambda reader: (reader.turn(turn_id), reader.turn_usage(turn_id)))
     if turn is None:
         return
     if turn.state == "ended":  # it was marked before its repeat came: as it ended, it stays
         assert turn.outcome is not None
-        _tell(session, turn.id, turn.session_id or session.scribe.page.session_id, turn.outcome)
+        session_id = turn.session_id or session.scribe.page.session_id
+        _tell(session, turn.id, session_id, turn.outcome, usage)
         return
     await _end(session, turn, outcome)
 
 
-def _tell(session: Session, turn_id: TurnId, session_id: SessionId, outcome: TurnOutcome) -> None:
+def _tell(
+    session: Session,
+    turn_id: TurnId,
+    session_id: SessionId,
+    outcome: TurnOutcome,
+    usage: TurnUsage,
+) -> None:
     """Those who follow a turn hear of its end, now that it is durable."""
     scribe, text = session.scribe, reply_text(outcome)
     page = scribe.page
@@ -118,6 +128,7 @@ def _tell(session: Session, turn_id: TurnId, session_id: SessionId, outcome: Tur
             turn_id=turn_id,
             session_id=session_id,
             messages=tuple(m for m in page.messages if m.turn_id == turn_id),
+            usage=usage.tokens,
             durable=scribe.writer.durable,
         )
     )
@@ -169,16 +180,13 @@ async def another_attempt(session: Session, turn: StoredTurn) -> Waiting | None:
 
 
 async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
-    entries, effects, asks, model_calls = await _what_belongs(session, turn.id)
+    entries, effects, asks, usage = await _what_belongs(session, turn.id)
     if not is_here(session, turn.id):
         return None
     rows = [m for m in session.scribe.page.messages if m.turn_id == turn.id and m.role == "user"]
-    source = entries[0].source if entries else ""
     said = tuple(
-        Said(
-            source, "", Inbound(text=m.text, parts=m.parts, user=m.user, meta=m.meta, blobs=m.blobs)
-        )
-        for m in rows
+        Said("" if entry is None else entry.source, "", body)
+        for entry, body in said_before(entries, rows)
     )
     return Waiting(
         turn.id,
@@ -188,8 +196,29 @@ async def _again(session: Session, turn: StoredTurn) -> Waiting | None:
         targets=targets_in(entries),
         effects=effects,
         asks=asks,
-        model_calls=model_calls,
+        usage=usage,
     )
+
+
+def said_before(
+    entries: Sequence[InboxEntry], rows: Sequence[Message]
+) -> tuple[tuple[InboxEntry | None, Inbound], ...]:
+    """The messages of a turn that has begun, as they came in: their bodies are rows by now."""
+    said: list[tuple[InboxEntry | None, Inbound]] = []
+    for number, row in enumerate(rows):
+        # The rows stand in the order in which their messages were accepted.
+        entry = entries[min(number, len(entries) - 1)] if entries else None
+        body = Inbound(
+            text=row.text,
+            parts=row.parts,
+            user=row.user,
+            reply_to=None if entry is None else entry.reply_to,
+            platform_id=row.platform_id,
+            blobs=row.blobs,
+            meta=row.meta,
+        )
+        said.append((entry, body))
+    return tuple(said)
 
 
 def is_here(session: Session, turn_id: TurnId) -> bool:
@@ -206,7 +235,7 @@ class _Belongings(NamedTuple):
     entries: tuple[InboxEntry, ...]
     effects: tuple[Effect, ...]
     asks: tuple[str, ...]
-    model_calls: int
+    usage: TurnUsage
 
 
 async def _what_belongs(session: Session, turn_id: TurnId) -> _Belongings:
@@ -218,7 +247,7 @@ async def _what_belongs(session: Session, turn_id: TurnId) -> _Belongings:
             reader.inbound_of_turn(turn_id),
             reader.effects(turn_id),
             tuple(question.question_key for question in opened if question.turn_id == turn_id),
-            reader.model_calls(turn_id),
+            reader.turn_usage(turn_id),
         )
 
     # Behind what is posted: an answer that is under way must not be taken for an open question.
@@ -253,7 +282,7 @@ async def _end(
 ) -> None:
     """The end of a turn that nobody runs: results for its open calls, and a word to the user."""
     scribe = session.scribe
-    entries, effects, asks, _ = await _what_belongs(session, turn.id)
+    entries, effects, asks, usage = await _what_belongs(session, turn.id)
     text = reply_text(outcome)
     await scribe.room()
     page, now = scribe.page, scribe.now()
@@ -277,7 +306,7 @@ async def _end(
     receipt = await scribe.receipt_of(ticket)
     if not isinstance(receipt, Durable):
         raise receipt.error()
-    _tell(session, turn.id, turn.session_id or page.session_id, outcome)
+    _tell(session, turn.id, turn.session_id or page.session_id, outcome, usage)
 
 
 # Turns that wait for a person ----------------------------------------------------------------

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..storage.engine import Reader
-    from ..storage.records import Message, Turn
+    from ..storage.records import Message, Turn, TurnUsage
     from .line import Submit
     from .session import Session
 
@@ -128,11 +128,11 @@ async def _forgotten(session: Session, turn_id: TurnId) -> Accepted:
 async def _stored(session: Session, turn_id: TurnId, *, resume: bool = True) -> Accepted | None:
     """The turn as it has ended, or as it goes on."""
 
-    def look(reader: Reader) -> tuple[Turn | None, tuple[Message, ...]]:
-        return reader.turn(turn_id), reader.turn_messages(turn_id)
+    def look(reader: Reader) -> tuple[Turn | None, tuple[Message, ...], TurnUsage]:
+        return reader.turn(turn_id), reader.turn_messages(turn_id), reader.turn_usage(turn_id)
 
     for _ in range(_LOOKS_MAX):
-        turn, messages = await session.scribe.read(look)
+        turn, messages, usage = await session.scribe.read(look)
         alive = _alive(session, turn_id)  # it may have begun while we looked
         if alive is not None or turn is None:
             return alive
@@ -165,6 +165,7 @@ async def _stored(session: Session, turn_id: TurnId, *, resume: bool = True) -> 
                 turn_id=turn_id,
                 session_id=turn.session_id or session.scribe.page.session_id,
                 messages=messages,
+                usage=usage.tokens,
                 durable=session.scribe.writer.durable,
             )
         )

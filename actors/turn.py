@@ -130,8 +130,8 @@ class Turn:
         self._sent_to: tuple[Target, ...] = ()  # who got the last of it
         self._last: Draft | None = None
         self.said: str | None = None
-        self.model_calls = waiting.model_calls
-        self.tokens = Tokens()
+        self.model_calls = waiting.usage.calls
+        self.tokens = waiting.usage.tokens
         self.over = False
 
     # What an agent reads -----------------------------------------------------------------------

@@ -12,12 +12,13 @@ from msgspec import Struct
 
 from ..actors.line import Interrupt, Said, Submit
 from ..actors.messages import digest_of
+from ..actors.recovery import said_before
 from ..actors.sources import source_of
 from ..storage.commands import ResolveDeadLetter
 from ..storage.edge import check_count, check_name
 from ..storage.errors import ConflictError, MissingError
 from ..storage.identity import SessionId, SessionKey, TurnId
-from ..storage.records import Inbound, InboxEntry, Question, Turn
+from ..storage.records import InboxEntry, Question, Turn
 from ..storage.units import Unit
 from .submission import Submission
 
@@ -152,21 +153,10 @@ class DeadLetters:
         if not said:
             raise MissingError(f"the messages of turn {turn_id}")
         name, source = f"retry:{turn_id}:{letter.tries}", source_of(letter.key)
-        again: list[Said] = []
-        for number, row in enumerate(said):
-            # The rows stand in the order in which their messages were accepted.
-            entry = entries[min(number, len(entries) - 1)] if entries else None
-            body = Inbound(
-                text=row.text,
-                parts=row.parts,
-                user=row.user,
-                reply_to=None if entry is None else entry.reply_to,
-                platform_id=row.platform_id,
-                blobs=row.blobs,
-                meta=row.meta,
-            )
-            again.append(Said(source if entry is None else entry.source, f"{name}:{number}", body))
-        first, *more = again
+        first, *more = (
+            Said(source if entry is None else entry.source, f"{name}:{number}", body)
+            for number, (entry, body) in enumerate(said_before(entries, said))
+        )
         submit = Submit(
             first.body,
             first.inbound_id,

@@ -370,6 +370,14 @@ class Usage(Record, frozen=True, kw_only=True):
     at_ms: int = 0
 
 
+class TurnUsage(Record, frozen=True, kw_only=True):
+    """What a turn has cost until now, in all of its attempts."""
+
+    calls: int = 0
+    """Auxiliary ones left out."""
+    tokens: Tokens = Tokens()
+
+
 class UsageTotal(Record, frozen=True, kw_only=True):
     """Usage added up for one model and source."""
 

@@ -21,6 +21,7 @@ from ..records import (
     Tokens,
     Turn,
     TurnOutcome,
+    TurnUsage,
     UsageTotal,
 )
 from .queries import Queries
@@ -198,14 +199,20 @@ class WorkViews(Queries):
             for row in rows
         )
 
-    def model_calls(self, turn_id: TurnId) -> int:
+    def turn_usage(self, turn_id: TurnId) -> TurnUsage:
         row = self._one(
             # By the sessions of its key, which have the index: a turn may have been in several.
-            "SELECT count(*) FROM turns t JOIN sessions s ON s.key = t.key "
-            "JOIN usage u ON u.session = s.n AND u.turn = t.n WHERE t.id = ? AND u.auxiliary = 0",
+            "SELECT sum(u.auxiliary = 0), sum(u.input), sum(u.output), sum(u.cache_read), "
+            "sum(u.cache_write), sum(u.reasoning) FROM turns t JOIN sessions s ON s.key = t.key "
+            "JOIN usage u ON u.session = s.n AND u.turn = t.n WHERE t.id = ?",
             (turn_id,),
         )
-        return 0 if row is None else row[0]
+        if row is None or row[0] is None:
+            return TurnUsage()
+        tokens = Tokens(
+            input=row[1], output=row[2], cache_read=row[3], cache_write=row[4], reasoning=row[5]
+        )
+        return TurnUsage(calls=row[0], tokens=tokens)
 
     def delivery(self, delivery_id: str) -> Delivery | None:
         row = self._one(f"{_DELIVERY} WHERE d.id = ?", (delivery_id,))

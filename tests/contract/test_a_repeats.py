@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -16,7 +16,7 @@ from onepen import ConflictError, Inbound, NoGainError, SessionSettings, Setting
 from onepen.actors.retention import PRUNED_AT_ONCE, prune_inbox
 
 from ..runtime.scripted import inline
-from .agents import Switchboard, echo, query, sound, texts
+from .agents import Switchboard, call, echo, query, snapshot, sound, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,6 +221,49 @@ async def test_a_repeat_of_a_turn_that_a_crash_cut_resumes_it(tmp_path: Path) ->
         assert (await runtime.ask(KEY, hook())).text == "paid"
         assert len(seen) == 1
     sound(path)
+
+
+async def test_a_resumed_turn_is_given_its_messages_as_they_came_in(tmp_path: Path) -> None:
+    """A7: those that joined it as well; what earlier attempts have used counts as its own."""
+    path, began = tmp_path / "chat.db", trio.Event()
+    first = Inbound("one", id="u1", user="ann", reply_to="chat-1", platform_id="p1")
+    second = Inbound(
+        id="u2", source="other", parts=[{"type": "text", "text": "two"}], meta={"n": 2}
+    )
+
+    async def cut(turn: Turn) -> str:
+        if turn.text == "slow":
+            await began.wait()
+            return "done"
+        turn.usage(model="m", input=10, output=1)
+        turn.usage(model="m", input=5, auxiliary=True)
+        await turn.append(call("c1"))
+        await turn._scribe.wait_settled()  # pyright: ignore[reportPrivateUsage]
+        came.extend(turn.inbound)
+        lefts.append(snapshot(path, tmp_path / "left.db"))
+        return "lost"
+
+    came: list[Any] = []
+    lefts: list[Path] = []
+    async with open_runtime(path, agent=cut) as runtime:
+        await runtime.submit(KEY, "slow")
+        await runtime.submit(KEY, first, busy="collect")
+        joined = await runtime.submit(KEY, second, busy="collect")
+        began.set()
+        await joined.reply()
+
+    async def agent(turn: Turn) -> str:
+        assert turn.inbound == tuple(came)
+        turn.usage(model="m", input=100)
+        return "paid"
+
+    async with open_runtime(lefts[0], agent=agent) as runtime:
+        reply = await runtime.ask(KEY, first)
+        assert reply.text == "paid"
+        assert (reply.usage.input, reply.usage.output) == (115, 1)
+        assert (await runtime.ask(KEY, second)).usage == reply.usage
+    async with open_runtime(lefts[0], agent=agent) as runtime:
+        assert (await runtime.ask(KEY, first)).usage == reply.usage
 
 
 @pytest.mark.parametrize("how", ["rotate", "compact"])

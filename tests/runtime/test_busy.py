@@ -153,9 +153,10 @@ async def test_interrupting_messages_keep_their_order(path: Path) -> None:
     """However many come while the first is still stopping what runs."""
     held = Held("one", "two", "three", "waits")
 
-    async def agent(turn: Turn) -> str:
+    async def agent(turn: Turn) -> str | None:
         with trio.CancelScope(shield=turn.text == "slow"):  # it takes its time to stop
             return await held.run(turn)
+        return None
 
     async with serving(path, agent) as runtime:
         first = await runtime.submit(KEY, "slow")

@@ -224,7 +224,7 @@ def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> N
         ask(reader.turn_messages, turn_id)
         ask(reader.inbound_of_turn, turn_id)
         ask(reader.effects, turn_id)
-        ask(reader.model_calls, turn_id)
+        ask(reader.turn_usage, turn_id)
     for source, inbound_id in names.inbound:
         ask(reader.inbound, source, inbound_id)
     for source in (None, *names.sources):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ....storage.errors import AmbiguousError, MissingError
-from ....storage.records import Found, Listed, Tokens, UsageTotal
+from ....storage.records import Found, Listed, Tokens, TurnUsage, UsageTotal
 from .search import found_in
 from .sessions import tip
 from .transcripts import place, total_bytes
@@ -298,13 +298,15 @@ class ModelReader:
             for (source, model, auxiliary), calls in sorted(groups.items())
         )
 
-    def model_calls(self, turn_id: TurnId) -> int:
+    def turn_usage(self, turn_id: TurnId) -> TurnUsage:
         turn, sessions = self._state.turns.get(turn_id), self._state.sessions
-        return sum(
-            u.turn_id == turn_id and turn is not None and sessions[u.session_id].key == turn.key
+        counted = [
+            u
             for u in self._state.usage.values()
-            if not u.auxiliary
-        )
+            if u.turn_id == turn_id and turn is not None and sessions[u.session_id].key == turn.key
+        ]
+        calls = sum(not u.auxiliary for u in counted)
+        return TurnUsage(calls=calls, tokens=_total(counted))
 
     def delivery(self, delivery_id: str) -> Delivery | None:
         return self._state.deliveries.get(delivery_id)
