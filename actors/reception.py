@@ -209,6 +209,7 @@ def _merge(session: Session, submit: Submit, said: Said) -> Accepted:
     session.waiting[-1] = before._replace(
         said=(*before.said, said._replace(ticket=ticket)), not_before_s=not_before_s
     )
+    session.go_on()  # perhaps this one has nothing to wait for
     reply = session.line.reply_of(turn_id)
     return Accepted(turn_id, "merged", len(session.waiting), ticket.durable, reply)
 

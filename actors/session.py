@@ -152,7 +152,7 @@ class Session(ScribeEvents):
         self._working = False
         self._errands = 0  # tasks that end or resume turns, beside the loop
         self._beside: trio.Event | None = None  # an operation runs beside a turn that waits
-        self._debouncing = False
+        self._debouncing: trio.CancelScope | None = None
         self.claim = Claim(surroundings.slots, self.go_on)
         self._nursery: trio.Nursery
 
@@ -389,15 +389,19 @@ class Session(ScribeEvents):
             await self._beside.wait()
 
     def _debounce(self) -> None:
-        if not self._debouncing:
-            self._debouncing = True
-            self.spawn(self._go_on_later)
+        """Go on when the turn that is next by now may start; until then more may come."""
+        until_s = self.waiting[0].not_before_s
+        if self._debouncing is None:
+            self._debouncing = trio.CancelScope(deadline=until_s)
+            self.spawn(self._go_on_later, self._debouncing)
+        else:
+            self._debouncing.deadline = until_s
 
-    async def _go_on_later(self) -> None:
-        """When the next turn may start; until then more may come."""
-        await trio.sleep_until(self.waiting[0].not_before_s if self.waiting else 0)
-        self._debouncing = False
-        self.go_on()  # which waits once more if another message came meanwhile
+    async def _go_on_later(self, quiet: trio.CancelScope) -> None:
+        with quiet:
+            await trio.sleep_forever()
+        self._debouncing = None
+        self.go_on()
 
     async def _work(self) -> None:
         """Turns and operations, one at a time, until there is nothing to do."""
@@ -561,6 +565,7 @@ class Session(ScribeEvents):
             return False
         outcome = TurnOutcome(kind="interrupted", cause=cause)
         self.errand(recovery.end_waiting, self, waiting, outcome)
+        self.go_on()  # whoever is next need not wait for what it was waiting for
         return True
 
     def errand(self, run: Callable[..., Awaitable[None]], *arguments: Any) -> None:

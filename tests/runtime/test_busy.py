@@ -133,6 +133,24 @@ async def test_a_debounced_turn_waits_until_nothing_more_comes(
     sound(path)
 
 
+async def test_whoever_is_next_waits_for_no_more_than_it_must(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A debounced turn that is taken back, or joined by somebody in a hurry, ends its wait."""
+    desk = Desk()
+    async with inline(path, desk) as runtime:
+        start = trio.current_time()
+        first = await runtime.submit(KEY, "one", busy="collect", debounce_s=3600)
+        second = await runtime.submit(KEY, "two")
+        assert first.interrupt()
+        assert (await second.reply()).text == "re: two"
+        await runtime.submit(KEY, "three", busy="collect", debounce_s=3600)
+        fourth = await runtime.submit(KEY, "four", busy="collect")
+        assert (await fourth.reply()).text == "re: three\nfour"
+        assert trio.current_time() - start < 10
+    sound(path)
+
+
 async def test_an_interrupting_message_is_next(runtime: Runtime, desk: Desk) -> None:
     """The running turn ends as superseded, with an empty text; what waited stays behind it."""
     first = await _begin(runtime, desk)
