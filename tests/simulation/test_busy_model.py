@@ -186,7 +186,7 @@ class Play:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._states = {State()}
+        self._states: set[State] = {State()}
         self._submissions: dict[str, Submission] = {}
         self._lost = 0  # messages that were turned away
         self._runtime: Runtime
@@ -234,7 +234,8 @@ class Play:
                 await desk.tell.send("finish")
                 self._states = {state.over("answered", None).settled() for state in self._states}
             case "cancel" if self._submissions:
-                await self._cancel(list(self._submissions)[given % len(self._submissions)])
+                texts = sorted(self._submissions)
+                await self._cancel(texts[int(given) % len(texts)])
             case "wait":
                 await trio.sleep(3 * QUIET_S)
                 self._states = {_quiet(state).settled() for state in self._states}
@@ -248,7 +249,7 @@ class Play:
 
         async def one(text: str, policy: Any) -> None:
             debounce_s = QUIET_S if policy == "slowly" else 0.0
-            busy = "collect" if policy == "slowly" else policy
+            busy: Any = "collect" if policy == "slowly" else policy
             try:
                 submission = await self._runtime.submit(
                     KEY, Inbound(text, id=text), busy=busy, debounce_s=debounce_s
