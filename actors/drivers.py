@@ -21,7 +21,7 @@ from ..storage.pen import Posted
 from ..storage.units import Durable, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from ..storage.identity import Clock
     from ..storage.pen import Pen
@@ -227,17 +227,20 @@ class InlineDriver:
         backoff: tuple[float, float],
         intake: Intake,
         at: Callable[[str], object] | None,
+        on_unstaged: Callable[[], object],
     ) -> None:
         self._pen = pen
         self._clock = clock
         self._backoff = _Backoff(*backoff)
         self._intake = intake
         self._at = at
-        self._stopping = trio.Event()
+        self._on_unstaged = on_unstaged
+        self._stopping = False
         self._abandoned = trio.CancelScope()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._stopping = True
+        self._intake.wake()
 
     def abandon(self) -> None:
         self.stop()
@@ -267,10 +270,10 @@ class InlineDriver:
             await self._recover()
         while True:
             if not pen.take(wait_s=0):
-                if self._stopping.is_set():
+                if self._stopping:
                     return
                 if not pen.engine.maintain(idle=True):
-                    await self._wait_for_work()
+                    await self._intake.wait_arrival()
                 continue
             await self._point("taken")
             started_s = self._clock.monotonic()
@@ -284,22 +287,14 @@ class InlineDriver:
                 self._intake.on_trouble(error)
                 await self._recover()
                 continue
+            finally:
+                self._on_unstaged()
             await self._point("committed")
             self._intake.on_progress(Progress(pen.resolve(), self._clock.monotonic() - started_s))
             self._backoff.reset()
             await self._point("acked")
             if pen.engine.chore_due(idle=False):
                 pen.engine.chore(idle=False)
-
-    async def _wait_for_work(self) -> None:
-        async with trio.open_nursery() as nursery:
-
-            async def until(wait: Callable[[], Awaitable[None]]) -> None:
-                await wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(until, self._stopping.wait)
-            nursery.start_soon(until, self._intake.wait_arrival)
 
     async def _recover(self) -> None:
         while True:

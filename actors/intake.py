@@ -129,9 +129,13 @@ class Intake:
         return ticket
 
     async def wait_arrival(self) -> None:
-        """For a driver on this loop: something was posted since the last time."""
+        """For a driver on this loop: something was posted since the last time, or it is to stop."""
         await self._arrived.wait()
         self._arrived = trio.Event()
+
+    def wake(self) -> None:
+        """Let a driver that waits for an arrival look around."""
+        self._arrived.set()
 
     async def wait_up(self) -> None:
         """Until storage is no longer down. Returns at once if it is not."""

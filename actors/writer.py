@@ -246,13 +246,16 @@ class Writer:
         self._ended = trio.Event()
         self._crashes: deque[float] = deque()
         self._restarts = 0
+        self._unstaged = trio.lowlevel.ParkingLot()
         self._reads = trio.CapacityLimiter(_READS_MAX)
 
     def _new_driver(self) -> Driver:
         backoff = (self._settings.backoff_first_s, self._settings.backoff_max_s)
         driver: Driver
         if self._inline:
-            driver = InlineDriver(self._pen, self._clock, backoff, self.intake, self._at)
+            driver = InlineDriver(
+                self._pen, self._clock, backoff, self.intake, self._at, self._unstaged.unpark_all
+            )
         else:
             driver = ThreadDriver(self._pen, self._clock, backoff, self.intake)
         if self._stopping:
@@ -279,11 +282,13 @@ class Writer:
             # With a stale epoch somebody else owns the file: to reopen it would take it back.
             if isinstance(error, StaleEpochError) or self._gives_up():
                 self.failure = error
+                self._unstaged.unpark_all()
                 self.intake.end("failed", f"the writer failed: {error}")
                 cancel_scope.cancel()
                 return
             self._restarts += 1
             self._pen.distrust()
+            self._unstaged.unpark_all()
             await trio.sleep(self._settings.backoff_first_s)
 
     def _gives_up(self) -> bool:
@@ -359,10 +364,10 @@ class Writer:
 
         if self._inline:
             await trio.lowlevel.checkpoint()
-            while self._pen.phase == "staged":
+            while self._pen.phase == "staged" and self.failure is None:
                 # A database in memory can't be read beside an open transaction, and on one thread
                 # nobody would end it while we wait for its lock.
-                await trio.lowlevel.checkpoint()
+                await self._unstaged.park()
             return look()
         # A read changes nothing, so a cancelled caller need not wait for it.
         return await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._reads)

@@ -409,6 +409,18 @@ def test_the_bound_counts_preemptions_and_forced_switches_are_free() -> None:
     assert counts == [2, 6, 14, 18, 20]
 
 
+def test_without_free_switches_the_bound_counts_every_choice() -> None:
+    """So with none there is one order, and five choices come to all 20."""
+
+    def runs(bound: int) -> int:
+        return explore(lambda: two_tasks, preemptions_max=bound, free_switches=False).runs
+
+    counts = [runs(bound) for bound in range(6)]
+    assert counts[0] == 1
+    assert counts == sorted(set(counts)), "each further choice brings more"
+    assert counts[-1] == 20
+
+
 @pytest.mark.parametrize("runs_max", [0, 19, 20])
 def test_a_search_that_was_cut_short_says_so(runs_max: int) -> None:
     found = explore(lambda: two_tasks, preemptions_max=4, runs_max=runs_max)

@@ -11,6 +11,10 @@ Keeps:
 - The search is complete only if nothing was left out: no limit of runs was hit, and no run went
   beyond its budget, behind which there are no choices to vary. With `only_at` it is complete for
   the choices of those steps, and says nothing about others.
+
+Free choices multiply: ten of them between two tasks are a thousand schedules without a preemption.
+A search with `free_switches=False` counts each choice other than 0, so that it comes to an end for
+a whole runtime as well.
 """
 
 from __future__ import annotations
@@ -55,6 +59,7 @@ def explore(
     runs_max: int | None = None,
     budget: int = BUDGET,
     only_at: Callable[[str], bool] | None = None,
+    free_switches: bool = True,
 ) -> Exploration:
     """Run every schedule with at most this many preemptions, each on a fresh `main_factory()`.
 
@@ -65,7 +70,8 @@ def explore(
 
     `budget` is that of `simulate`; a program that polls needs a small one. `only_at` is asked about
     steps as they stand in a trace: a choice other than 0 is tried only for those that it accepts,
-    so that helper tasks don't multiply the schedules.
+    so that helper tasks don't multiply the schedules. Without `free_switches` every choice other
+    than 0 counts, also where the task that ran last waits.
     """
     if preemptions_max < 0:
         raise ValueError("preemptions_max must not be negative")
@@ -91,7 +97,7 @@ def explore(
         within_budget = within_budget and len(scheduler.taken) <= budget
         for position in range(len(prefix), min(len(scheduler.taken), budget)):
             # Behind its prefix a run takes 0 everywhere, so nothing is spent there.
-            spent = preemptions + scheduler.preempting[position]
+            spent = preemptions + (not free_switches or scheduler.preempting[position])
             if spent <= preemptions_max:
                 pending[spent] += [
                     _Branch(scheduler.taken, scheduler.candidates, position, instead)
