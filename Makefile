@@ -46,8 +46,9 @@ bench: $(STAMP) ## run the benchmarks
 	@PYTHONPATH=. $(BIN)/python -m benchmarks
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.hand_overs
 
-proof: $(STAMP) ## the long campaign: crashes, faults and properties with many more examples
-	@ONEPEN_PROFILE=proof $(PYTEST) $(XDIST) tests/crash tests/properties $(PYTEST_ARGS)
+proof: $(STAMP) ## the long campaign, PROOF-1 to PROOF-9, with a report in build/proof
+	@ONEPEN_PROFILE=proof $(PYTEST) -n $(WORKERS) --dist worksteal \
+	  tests/crash tests/properties tests/simulation $(PYTEST_ARGS)
 
 test-lowest: ## run the tests with the oldest dependencies that the metadata allows
 	@$(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/.lowest

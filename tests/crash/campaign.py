@@ -46,7 +46,6 @@ from onepen.storage.words import words_of
 DATABASE = "onepen.db"
 SECOND_IMAGES_MAX = 30
 _CHORES_MAX = 60
-PROOF = os.environ.get("ONEPEN_PROFILE") in ("proof", "nightly")
 # Every checkpoint that is asked for happens; the free space of the test machine does not matter.
 SETTINGS = EngineSettings(wal_pages_checkpoint=1, free_bytes_min=0)
 

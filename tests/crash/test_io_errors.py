@@ -17,7 +17,8 @@ import pytest
 from onepen.runtime.testing import Failure, Fault, Kind
 from onepen.runtime.testing.workloads import WORKLOADS
 
-from .campaign import PROOF, Prepared, prepared
+from ..proving import PROOF
+from .campaign import Prepared, prepared
 from .faults import Plan, io_error, operations_of, plans_for, spilling
 
 SHORT = ("finalize", "take_over")

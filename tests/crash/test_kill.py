@@ -27,8 +27,8 @@ import pytest
 from onepen.runtime.testing import Kind, Log
 from onepen.runtime.testing.workloads import WORKLOADS
 
+from ..proving import PROOF
 from .campaign import (
-    PROOF,
     Prepared,
     check_directory,
     killed_at_syncs,

@@ -16,15 +16,16 @@ import pytest
 from onepen.runtime.testing import Synced, Written
 from onepen.runtime.testing.workloads import WORKLOADS
 
-from .campaign import PROOF, power_loss, prepared, record
+from ..proving import PROOF
+from .campaign import power_loss, prepared, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Seeded torn subsets for each point; with these the proof profile has more than 10,000 images.
-TORN = 8 if PROOF else 1
+TORN = 4 if PROOF else 1
 # Every so-maniest image is recovered on a recording disk and loses its power again.
-DOUBLE_EVERY = 120 if PROOF else 150
+DOUBLE_EVERY = 150
 PARTS = 6 if PROOF else 1  # so that no test takes as long as a hang
 IMAGES_MIN, DOUBLES_MIN = (10_000, 400) if PROOF else (3_000, 100)
 

@@ -24,7 +24,7 @@ from onepen.storage.wanted import wanted_of
 from .histories import StillClock, histories, in_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 QUERIES_MAX = 100_000 if settings().max_examples > 200 else 10_000
 PIECES = (
@@ -137,8 +137,8 @@ def test_engine_and_model_agree_while_the_index_is_made(
         engine.close()
 
 
-def test_any_text_is_a_query() -> None:
-    """K2: 100,000 of them in `make proof`, and a share of those in `make test`."""
+def test_any_text_is_a_query(record_property: Callable[[str, object], None]) -> None:
+    """K2, PROOF-7: 100,000 of them in `make proof`, and a share of those in `make test`."""
     engine, _ = _library(TEXTS)
     dice = random.Random(1)
     found = 0
@@ -158,6 +158,7 @@ def test_any_text_is_a_query() -> None:
     finally:
         engine.close()
     assert found > QUERIES_MAX / 10
+    record_property("search queries", QUERIES_MAX)
 
 
 # Tests of the tests ---------------------------------------------------------------------------
@@ -216,9 +217,12 @@ def test_the_story_holds_without_a_bug() -> None:
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found(
+    bug: str, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
     """PROOF-8: what the properties look at is enough to see it."""
     target, name, value = BUGS[bug]
     monkeypatch.setattr(target, name, value)
     with pytest.raises(AssertionError):
         _story()
+    record_property("planted bug", f"{bug}: a story of searches, in one run")

@@ -29,10 +29,11 @@ from onepen.storage.identity import SessionKey
 from onepen.testing import SimulationStuckError, check_database, schedules, simulate
 
 from ..actors.fixtures import StillClock
+from ..proving import PROOF
 from .world import DATABASE, CountedIds, directory_of, scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from onepen import Runtime, Submission
@@ -339,7 +340,7 @@ def programs() -> st.SearchStrategy[list[Step]]:
 
 
 @given(programs(), schedules(), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=2_000 if PROOF else 100)
 @example([("submit", ["queue"]), ("submit", ["interrupt"] * 3)], [], False)
 @example([("submit", ["queue"]), ("submit", ["interrupt", "steer"])], [], False)
 @example([("submit", ["queue"]), ("submit", ["steer", "steer"]), ("gate", None)], [], True)
@@ -391,7 +392,7 @@ BUGS: dict[str, tuple[Any, str, Any, list[Step]]] = {
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_caught(name: str) -> None:
+def test_a_planted_bug_is_caught(name: str, record_property: Callable[[str, object], None]) -> None:
     """PROOF-8: in a program that holds without it."""
     owner, method, bug, program = BUGS[name]
 
@@ -405,3 +406,4 @@ def test_a_planted_bug_is_caught(name: str) -> None:
         pytest.raises((AssertionError, ExceptionGroup, SimulationStuckError)),
     ):
         play()
+    record_property("planted bug", f"{name}: a plain model of the policies, in one run")

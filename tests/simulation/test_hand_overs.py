@@ -22,6 +22,8 @@ from onepen.storage.identity import SessionKey
 from onepen.testing import FakePlatform, explore, images, schedules, simulate
 
 from ..actors.fixtures import StillClock
+from ..proving import PROOF
+from .cases import Case, Ran, hold, runs
 from .world import (
     BUSY,
     DATABASE,
@@ -37,12 +39,15 @@ from .world import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
 
     from onepen import Delivery, Turn
     from onepen.storage.records import DeliveryState
 
+    Property = Callable[[str, object], None]
+
+RUNS_MAX, CUTS_MAX = (2_000, 400) if PROOF else (60, 25)
 KINDS = ("plain", "many", "say", "effect", "question", "gates", "tools")
 
 
@@ -250,23 +255,36 @@ def programs() -> st.SearchStrategy[list[list[Step]]]:
     return st.lists(lane, min_size=1, max_size=3)
 
 
-def run(program: Sequence[Sequence[Step]], schedule: Sequence[int], outside: Outside) -> None:
+@runs("hand-overs")
+def run_case(case: Case) -> Ran:
+    if case.cut is not None:
+        return cut_off(case)
     with scratch() as directory:
-        simulate(Exchange(directory, outside).run, schedule, program)
+        outside = Outside(case.seed, losing=0.2, refusing=0.2)
+        run = simulate(Exchange(directory, outside).run, case.schedule, case.program)
         check_world(directory, outside.account.accepted, outside.account.answered, ended=True)
         check_exchange(directory, outside)
+        return Ran(run.digest)
 
 
-@given(programs(), schedules(), st.integers(0, 5))
-@settings(max_examples=60)
-@example([[Step("submit", kind="question"), Step("answer")], [Step("interrupt")]], [], 0)
-@example([[Step("submit", kind="effect"), Step("interrupt")]], [0, 1, 1], 0)
-@example([[Step("submit", kind="question"), Step("rotate"), Step("answer")]], [], 0)
+@pytest.mark.parametrize("shard", range(3 if PROOF else 1))
 def test_whatever_the_schedule_people_get_every_answer_once_and_in_order(
-    program: list[list[Step]], schedule: list[int], seed: int
+    shard: int, record_property: Property
 ) -> None:
-    """INV-1, INV-3, INV-4: also where the platform loses acknowledgements and refuses."""
-    run(program, schedule, Outside(seed, losing=0.2, refusing=0.2))
+    """INV-1, INV-3, INV-4, PROOF-1: also where the platform loses acknowledgements and refuses."""
+    ran = Counter[str]()
+
+    @given(programs(), schedules(), st.integers(0, 5))
+    @settings(max_examples=RUNS_MAX)
+    @example([[Step("submit", kind="question"), Step("answer")], [Step("interrupt")]], [], 0)
+    @example([[Step("submit", kind="effect"), Step("interrupt")]], [0, 1, 1], 0)
+    @example([[Step("submit", kind="question"), Step("rotate"), Step("answer")]], [], 0)
+    def any_run_holds(program: list[list[Step]], schedule: list[int], seed: int) -> None:
+        hold(Case("hand-overs", program, schedule, seed))
+        ran["runs"] += 1
+
+    any_run_holds()
+    record_property("interleavings", ran["runs"])
 
 
 CANONICAL: dict[str, list[list[Step]]] = {
@@ -288,11 +306,13 @@ CANONICAL: dict[str, list[list[Step]]] = {
 
 
 @pytest.mark.parametrize("name", CANONICAL)
-def test_every_schedule_with_one_preemption_holds(name: str) -> None:
-    """INV-1, INV-3: the named programs, as far as the budget goes."""
+def test_every_schedule_with_one_choice_holds(name: str, record_property: Property) -> None:
+    """INV-1, INV-3, PROOF-2: the named programs, completely: at most one choice against the
+    default.
+    """
     program = CANONICAL[name]
 
-    def fresh() -> object:
+    def factory() -> object:
         async def main() -> None:
             with scratch() as directory:
                 outside = Outside()
@@ -301,28 +321,49 @@ def test_every_schedule_with_one_preemption_holds(name: str) -> None:
 
         return main
 
-    found = explore(fresh, preemptions_max=1, runs_max=80)  # type: ignore[arg-type]
-    assert found.runs > 10
+    found = explore(factory, preemptions_max=1, free_switches=False)  # type: ignore[arg-type]
+    assert found.complete
+    assert found.runs > 50
+    record_property("schedules searched", found.runs)
 
 
-@given(programs(), schedules(), st.floats(0, 1), st.integers(0, 2**16))
-@settings(max_examples=25)
-@example([[Step("submit", kind="question"), Step("answer")]], [], 0.8, 1)
-@example([[Step("submit", kind="effect")]], [], 0.7, 3)
+@pytest.mark.parametrize("shard", range(2 if PROOF else 1))
 def test_after_a_power_cut_people_get_what_they_were_still_to_get(
-    program: list[list[Step]], schedule: list[int], where: float, seed: int
+    shard: int, record_property: Property
 ) -> None:
-    """INV-2, INV-3, INV-19: whatever survives of the disk; what was shown is not shown again."""
+    """INV-2, INV-3, INV-19, PROOF-3: whatever survives; what was shown is not shown again."""
+    ran = Counter[str]()
+
+    @given(programs(), schedules(), st.floats(0, 1), st.integers(0, 2**16))
+    @settings(max_examples=CUTS_MAX)
+    @example([[Step("submit", kind="question"), Step("answer")]], [], 0.8, 1)
+    @example([[Step("submit", kind="effect")]], [], 0.7, 3)
+    def any_cut_holds(
+        program: list[list[Step]], schedule: list[int], where: float, seed: int
+    ) -> None:
+        ran["disks"] += hold(Case("hand-overs", program, schedule, seed, where)).disks
+
+    any_cut_holds()
+    record_property("power cuts of a runtime", ran["disks"])
+
+
+def cut_off(case: Case) -> Ran:
+    """What is left of the run goes on, in a world that has seen what it had seen by then."""
+    assert case.cut is not None
+    disks = 0
     with scratch() as directory:
         outside = Outside()
         with recorded(directory, outside.account) as disk:
-            simulate(Exchange(directory, outside, disk.name).run, schedule, program)
+            world = Exchange(directory, outside, disk.name)
+            run = simulate(world.run, case.schedule, case.program)
             log = disk.log
-        point = int(where * len(log.entries))
-        for image in images(log, torn=1, seed=seed, start=point, stop=point + 1):
+        point = int(case.cut * len(log.entries))
+        for image in images(log, torn=1, seed=case.seed, start=point, stop=point + 1):
             with scratch() as left:
                 image.write_to(left / "disk")
                 check_recovery(left / "disk", outside, image)
+            disks += 1
+    return Ran(run.digest, disks)
 
 
 def check_recovery(directory: Path, before: Outside, image: Any) -> None:

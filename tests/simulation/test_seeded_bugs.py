@@ -6,6 +6,8 @@ without the bug finds nothing: a check that always complains proves nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
@@ -33,13 +35,22 @@ from .world import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from onepen.storage.identity import SessionId
 
 Program = list[list[Step]]
 ASK = Step("ask")
+
+
+Property = Callable[[str, object], None]
+_ran: Counter[str] = Counter()
+
+
+def simulated(*arguments: Any) -> None:
+    _ran["runs"] += 1
+    simulate(*arguments)
 
 
 # The checks ----------------------------------------------------------------------------------
@@ -58,7 +69,7 @@ def every_schedule(program: Program) -> None:
         with scratch() as directory:
             account = Account()
             world = World(directory, account)
-            simulate(world.run, schedule, program)
+            simulated(world.run, schedule, program)
             check_world(directory, account.accepted, account.answered, ended=True)
             assert len(program) > 1 or not world.refused, "with nobody in the way, nothing is"
 
@@ -68,7 +79,7 @@ def every_power_cut(program: Program) -> None:
     with scratch() as directory:
         account = Account()
         with recorded(directory, account) as disk:
-            simulate(World(directory, account, disk.name).run, [], program)
+            simulated(World(directory, account, disk.name).run, [], program)
             log = disk.log
         for image in images(log, torn=0, start=0, stop=len(log.entries)):
             accepted = {str(t): account.accepted[str(t)] for t in image.payloads("accepted")}
@@ -88,7 +99,7 @@ def everything_said_is_stored(program: Program) -> None:
     for schedule in schedules_of(program):
         with scratch() as directory:
             account = Account()
-            simulate(World(directory, account).run, schedule, program)
+            simulated(World(directory, account).run, schedule, program)
             check_world(directory, account.accepted, account.answered, ended=True)
             assert count_messages(directory, "answer to beside") == 1
             assert count_messages(directory, "beside ") == BESIDE + 1  # and the user's own
@@ -192,10 +203,13 @@ BUGS = [
 
 
 @pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.bug.__name__)
-def test_a_planted_bug_is_caught(planted: Planted) -> None:
+def test_a_planted_bug_is_caught(planted: Planted, record_property: Property) -> None:
     """PROOF-8."""
+    _ran.clear()
     with planted.bug(), pytest.raises((AssertionError, ExceptionGroup, InvariantError)):
         planted.check(planted.program)
+    told = f"{planted.bug.__name__}: {planted.check.__name__}, after {_ran['runs']} runs"
+    record_property("planted bug", told)
 
 
 @pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.bug.__name__)

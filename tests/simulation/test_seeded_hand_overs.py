@@ -9,6 +9,8 @@ without the bug finds nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
@@ -30,11 +32,19 @@ from .test_hand_overs import Exchange, Outside, check_exchange, check_recovery
 from .world import Step, recorded, scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 Program = list[list[Step]]
 SUBMIT = Step("submit")
+
+
+Property = Callable[[str, object], None]
+_ran: Counter[str] = Counter()
+
+
+def simulated(*arguments: Any) -> None:
+    _ran["runs"] += 1
+    simulate(*arguments)
 
 
 # The checks ----------------------------------------------------------------------------------
@@ -47,7 +57,7 @@ def every_schedule(program: Program) -> None:
     for number, schedule in enumerate([[], *drawn]):
         with scratch() as directory:
             outside = Outside(number, refusing=0.3)
-            simulate(Exchange(directory, outside).run, schedule, program)
+            simulated(Exchange(directory, outside).run, schedule, program)
             check_exchange(directory, outside)
 
 
@@ -56,7 +66,7 @@ def every_power_cut(program: Program) -> None:
     with scratch() as directory:
         outside = Outside()
         with recorded(directory, outside.account) as disk:
-            simulate(Exchange(directory, outside, disk.name).run, [], program)
+            simulated(Exchange(directory, outside, disk.name).run, [], program)
             log = disk.log
         for image in images(log, torn=0, seed=1):
             with scratch() as left:
@@ -171,11 +181,14 @@ BUGS = [
 
 
 @pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.bug.__name__)
-def test_a_planted_bug_is_caught(planted: Planted) -> None:
+def test_a_planted_bug_is_caught(planted: Planted, record_property: Property) -> None:
     """PROOF-8."""
+    _ran.clear()
     caught = (AssertionError, ExceptionGroup, InvariantError, SimulationStuckError)
     with planted.bug(), pytest.raises(caught):
         planted.check(planted.program)
+    told = f"{planted.bug.__name__}: {planted.check.__name__}, after {_ran['runs']} runs"
+    record_property("planted bug", told)
 
 
 @pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.bug.__name__)

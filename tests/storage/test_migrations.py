@@ -21,8 +21,9 @@ from onepen.storage.records import Draft, Inbound, TurnOutcome
 from onepen.storage.sqlite import schema
 from onepen.storage.units import Durable, Guard, Unit
 
-from ..crash.campaign import DATABASE, PROOF, open_engine, scratch
+from ..crash.campaign import DATABASE, open_engine, scratch
 from ..crash.faults import plans_for
+from ..proving import PROOF
 from .migrating import (
     Start,
     Tally,
