@@ -21,6 +21,7 @@ from ..actors.directory import DirectoryStatistics
 from ..actors.line import Accepted, Interrupt, RuntimeClosedError, Submit
 from ..actors.messages import Inbound, digest_of, user_draft
 from ..actors.outbox import Target
+from ..actors.owned import own_inbound, own_json
 from ..actors.slots import SlotStatistics
 from ..actors.sources import PLAIN, check_busy, source_of
 from ..actors.timetable import PREFIX, turn_of
@@ -333,7 +334,7 @@ class Runtime:
         if reply_to is not None:
             place = {"to": reply_to} if isinstance(reply_to, str) else reply_to
             check_json("reply_to", place)
-            target = Target(name, place)
+            target = Target(name, own_json(place))
         operation = operations.post(text, target, name, id)
         return await self._surroundings.writer.while_up(lambda: self._ask(key, operation))
 
@@ -545,6 +546,7 @@ def _checked(inbound: Inbound, source: str, fresh_id: Any, turn_id: TurnId) -> S
             raise InvalidContentError("id", problem, hint="put something before it")
     if body.reply_to is not None:
         check_json("reply_to", body.reply_to)
+    body = own_inbound(body)  # whoever gave it may use the same mappings for the next one
     return Submit(
         body,
         inbound.id or fresh_id(),
