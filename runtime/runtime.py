@@ -258,6 +258,7 @@ class Runtime:
         turn_id = self._fresh_turn_id()
         try:
             accepted = await self._submit(key, message, turn_id, busy, debounce_s)
+            turn_id = accepted.turn_id  # another one's, for a repeat or what joins others
             # The reply of a started turn stands behind its acceptance: one wait is enough.
             if accepted.disposition != "started":
                 await accepted.durable()
