@@ -89,8 +89,9 @@ class RuntimeStatistics(Struct, frozen=True, kw_only=True):
 class Ending:
     """How a runtime comes to its end, whoever asks for it."""
 
-    def __init__(self, directory: Directory, courier: Courier) -> None:
+    def __init__(self, directory: Directory, timetable: Timetable, courier: Courier) -> None:
         self._directory = directory
+        self._timetable = timetable
         self._courier = courier
         self.sent_by_s = float("inf")
         """Until when it waits for what is being sent: whoever gave a deadline gets no second."""
@@ -98,7 +99,10 @@ class Ending:
     async def within(self, limit_s: float) -> bool:
         """Finalize and send; true if everything was in time."""
         with trio.move_on_after(limit_s):
-            await self._directory.shut_down("shutdown")
+            try:
+                await self._directory.shut_down("shutdown")
+            finally:
+                self._timetable.close()  # nothing fires any more, and those who wait are told
             with trio.move_on_at(self.sent_by_s) as sending:
                 await self._courier.drain()
             return self._directory.live == 0 and not sending.cancelled_caught

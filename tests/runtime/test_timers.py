@@ -14,6 +14,7 @@ from onepen import (
     Inbound,
     InvalidContentError,
     MissingError,
+    RuntimeClosedError,
     SessionBusyError,
     SessionSettings,
     Settings,
@@ -196,6 +197,18 @@ async def test_a_timer_survives_a_restart_and_its_waiter_is_told(path: Path) -> 
         assert (await again.reply()).text == "re later"
         assert await texts(runtime, KEY) == ["later", "re later"]
     sound(path)
+
+
+async def test_a_shutdown_tells_those_who_wait_for_a_timer_and_sets_no_other(path: Path) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    async with serving(path) as runtime:
+        later = await runtime.submit(KEY, Inbound("later", id="l"), at=at)
+        assert await runtime.shutdown()
+        with pytest.raises(TurnPendingError):
+            await later.reply()
+        with pytest.raises(RuntimeClosedError):
+            await runtime.submit(KEY, Inbound("another", id="m"), at=at)
+        assert [timer.id for timer in await runtime.timers.list()] == [later.timer_id]
 
 
 @pytest.mark.parametrize(
