@@ -23,7 +23,7 @@ from ..actors.messages import Inbound, digest_of, user_draft
 from ..actors.outbox import Target
 from ..actors.owned import own_inbound, own_json
 from ..actors.slots import SlotStatistics
-from ..actors.sources import PLAIN, check_busy, source_of
+from ..actors.sources import PLAIN, check_busy, name_of, source_of
 from ..actors.timetable import PREFIX, turn_of
 from ..actors.writer import WriterStatistics
 from ..storage.edge import (
@@ -184,7 +184,9 @@ class Runtime:
             hint = "a timer's message may wait: use another policy, or that of its source"
             raise InvalidContentError(what, "it does not go with at=", hint=hint)
         checked = SessionKey(key)
-        name = f"{submit.source}:{submit.inbound_id}" if submit.repeatable else submit.inbound_id
+        name = submit.inbound_id
+        if submit.repeatable:
+            name = name_of(submit.source, name)
         timer_id = f"{PREFIX}{name}"
         check_name("id", timer_id)
         given = Timer(

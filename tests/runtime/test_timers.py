@@ -490,6 +490,18 @@ async def test_an_inbound_id_may_not_look_like_a_timers(path: Path, at: Any) -> 
         assert (await runtime.ask(KEY, Inbound("x", id="my timer:t"))).text == "re x"
 
 
+async def test_timers_of_two_sources_are_two_whatever_their_names_have_in_them(
+    path: Path,
+) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    names = [("a:b", "c"), ("a", "b:c"), ("a%3Ab", "c")]
+    async with inline(path) as runtime:
+        for source, given_id in names:
+            await runtime.submit(KEY, Inbound(source, source=source, id=given_id), at=at)
+            await runtime.post(KEY, source, source=source, id=given_id)
+        assert len(await runtime.timers.list()) == len(await runtime.deliveries.list()) == 3
+
+
 async def test_a_timer_that_was_cancelled_is_not_set_again_under_its_id(path: Path) -> None:
     async with serving(path) as runtime:
         at = datetime.now(UTC) + timedelta(hours=1)
