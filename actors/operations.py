@@ -235,7 +235,8 @@ def post(text: str, target: Target | None, source: str, post_id: str | None) -> 
 
         known, last = await scribe.read(look)
         if known is not None:
-            if (known.key, known.text) != (scribe.key, shown_of(text)):
+            place = known.target if target is None else target.reply_to
+            if (known.key, known.text, known.target) != (scribe.key, shown_of(text), place):
                 raise ConflictError(f"delivery {delivery_id}", known.key, scribe.key)
             return known
         # Where nobody has said where to, and nothing was sent before, the key says it.
