@@ -33,6 +33,7 @@ from ..storage.edge import check_json, check_name, shown
 from ..storage.errors import ConflictError, InvalidContentError, OnepenError
 from ..storage.records import Effect
 from ..storage.units import Refused
+from .owned import own_json
 from .raised import being_cancelled, is_theirs, said_by, sole_cause
 from .replies import storable
 
@@ -364,4 +365,4 @@ def _value_of(effect: Effect) -> Any:
             f"{effect.tool} was done, but its {result['unstorable']} can't be stored",
             hint="return JSON: text, numbers, lists, mappings",
         )
-    return result.get("value")
+    return own_json(result.get("value"))

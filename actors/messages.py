@@ -106,7 +106,8 @@ def draft_of(given: Given, fresh_uid: Callable[[], Uid], now_ms: int) -> Draft:
     if isinstance(given, str):
         return Draft(uid=fresh_uid(), role="assistant", text=plain(given), created_ms=now_ms)
     if type(given) is Draft:
-        return given
+        # 0 is what it has if nobody has said when it was written, and no time of ours.
+        return given if given.created_ms else msgspec.structs.replace(given, created_ms=now_ms)
     if isinstance(given, Message):
         return Draft(**{name: getattr(given, name) for name in _DRAFT_FIELDS})
     if not isinstance(given, Mapping):

@@ -28,6 +28,7 @@ from .finalize import Finalized, finalize
 from .line import SHUTDOWN, Operate
 from .messages import draft_of
 from .outbox import Target, delivery_of, posting, shown_of
+from .sources import name_of
 from .titles import give_title
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def post(text: str, target: Target | None, source: str, post_id: str | None) -> 
 
     async def run(session: Session) -> Delivery:
         scribe = session.scribe
-        delivery_id = None if post_id is None else f"post:{source}:{post_id}"
+        delivery_id = None if post_id is None else f"post:{name_of(source, post_id)}"
 
         def look(reader: Reader) -> tuple[Delivery | None, Delivery | None]:
             known = None if delivery_id is None else reader.delivery(delivery_id)
@@ -234,7 +235,8 @@ def post(text: str, target: Target | None, source: str, post_id: str | None) -> 
 
         known, last = await scribe.read(look)
         if known is not None:
-            if (known.key, known.text) != (scribe.key, shown_of(text)):
+            place = known.target if target is None else target.reply_to
+            if (known.key, known.text, known.target) != (scribe.key, shown_of(text), place):
                 raise ConflictError(f"delivery {delivery_id}", known.key, scribe.key)
             return known
         # Where nobody has said where to, and nothing was sent before, the key says it.

@@ -230,13 +230,14 @@ async def settle(session: Session, settled: Settle, box: Answer[object] | None) 
         if (question.state, question.answer) != (settled.state, settled.answer):
             what = f"question {question.question_key}"
             stored = [question.state, question.answer]
-            raise ConflictError(what, stored, [settled.state, settled.answer])
+            message = f"{what} is {question.state} already"
+            raise ConflictError(what, stored, [settled.state, settled.answer], message=message)
         if box is not None:
             box.give(question)
         return
     if settled.state == "answered" and question.choices and settled.answer not in question.choices:
-        problem = f"{settled.answer!r} is none of the choices"
-        raise InvalidContentError("answer", problem, hint=f"use one of {question.choices}")
+        hint = f"use one of {question.choices}"
+        raise InvalidContentError("answer", "it is none of the choices", hint=hint)
     await scribe.room()
     command = AnswerQuestion(
         key=scribe.key,
@@ -288,5 +289,7 @@ async def _question(session: Session, settled: Settle) -> Question:
     if question is None:
         raise MissingError(f"an open question of {key}" if wanted is None else f"question {wanted}")
     if len(found) > 1:
-        raise AmbiguousError(key, tuple(q.question_key for q in found))
+        hint = "say which one by its question_key"
+        names = tuple(q.question_key for q in found)
+        raise AmbiguousError(key, names, of="open questions", hint=hint)
     return question

@@ -18,6 +18,7 @@ With a debounce a collected turn starts only when nothing more has come for that
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import trio
@@ -31,11 +32,11 @@ from .mailbox import Answer
 from .messages import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..storage.commands import AnyCommand
     from ..storage.identity import TurnId
-    from ..storage.records import Disposition
+    from ..storage.records import Disposition, Message
     from ..storage.units import Receipt
     from .line import Submit
     from .replies import Reply
@@ -154,7 +155,15 @@ def _is_due(session: Session, submit: Submit) -> bool:
     page = session.scribe.page
     if submit.reset is None or not page.messages or page.end_kind == "boundary":
         return False
-    return submit.reset.due(page.messages[-1].created_ms, session.scribe.now())
+    now_ms, last = session.scribe.now(), page.messages[-1]
+    # An agent dates its rows as it likes; the user's own, in the same turn, has our time.
+    times = [m.created_ms for m in _last_turn(page.messages) if m.created_ms <= now_ms]
+    return submit.reset.due(max(times, default=last.created_ms), now_ms)
+
+
+def _last_turn(messages: Sequence[Message]) -> Iterator[Message]:
+    """The rows of the turn that stands at the end, the last one first."""
+    return takewhile(lambda m: m.turn_id == messages[-1].turn_id, reversed(messages))
 
 
 def _is_stored(waiting: Waiting) -> bool:

@@ -16,6 +16,7 @@ from ..storage.edge import check_json
 from ..storage.errors import InvalidContentError
 from ..storage.identity import SessionId, TurnId
 from ..storage.records import Message, Tokens, TurnOutcome
+from .owned import own_json
 
 _ERROR_LENGTH_MAX = 300
 _PARTIAL_ERROR_LENGTH_MAX = 200
@@ -124,6 +125,7 @@ def with_storable_facts(outcome: TurnOutcome) -> TurnOutcome:
     if detail is not None:
         try:
             check_json("detail", detail)
+            detail = own_json(detail)
         except InvalidContentError as problem:
             detail = {"left_out": storable(str(problem))}
     return msgspec.structs.replace(

@@ -19,6 +19,7 @@ from ..storage.errors import OnepenError, StorageError
 from . import compression
 from .compression import Compression
 from .exchanges import closing_results, ordered, whole_exchanges
+from .owned import own_draft
 from .raised import said_by
 from .results import Aligned, Result, align, reported
 
@@ -84,6 +85,7 @@ async def take_report(
         return outcome, ()
     for draft in aligned.new:
         check_draft(draft)
+    new = tuple(map(own_draft, aligned.new))
     if result.session_id not in (None, turn.session_id, running.session_id):
         assert result.session_id is not None
         problem = await _rotate_by_result(session, running, result.session_id, aligned)
@@ -92,7 +94,7 @@ async def take_report(
             outcome = msgspec.structs.replace(outcome, detail=detail)
     elif aligned.rewrite:
         session.surroundings.counters.report_rows_dropped += len(aligned.rewrite)
-    return outcome, await turn.not_stored(aligned.new, aligned.known)
+    return outcome, await turn.not_stored(new, aligned.known)
 
 
 async def _rotate_by_result(

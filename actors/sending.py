@@ -27,6 +27,7 @@ from ..storage.commands import MarkDelivery
 from ..storage.edge import NAME_BYTES_MAX, shown
 from ..storage.errors import InvalidContentError, OnepenError, StorageError
 from ..storage.units import Durable, Unit
+from .owned import own_delivery
 from .policy import Backoff
 from .raised import being_cancelled, ours_of, said_by, sole_cause
 from .replies import storable
@@ -96,7 +97,8 @@ class Sender:
         scope = trio.move_on_after(self._settings.deadline_s)
         try:
             with scope:
-                returned: Any = deliver(sending)
+                # It may take the target apart: this one is its own.
+                returned: Any = deliver(own_delivery(sending))
                 returned = await returned if isawaitable(returned) else returned
                 if returned is not None:
                     platform_id = storable(str(returned), NAME_BYTES_MAX)

@@ -92,6 +92,11 @@ def source_of(key: str) -> str:
     return key.partition(":")[0]
 
 
+def name_of(source: str, given_id: str) -> str:
+    """One name for an id of this source, and of no other: a source may have a colon in it."""
+    return f"{source.replace('%', '%25').replace(':', '%3A')}:{given_id}"
+
+
 def check_busy(busy: object, debounce_s: object) -> None:
     """Raise unless it is a policy of ours."""
     if busy not in BUSY_POLICIES:

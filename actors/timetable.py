@@ -93,6 +93,7 @@ class Timetable:
         self._clock = clock
         self._sources = sources
         self._bell = bell
+        self._closed = False
         self._busy: set[SessionKey] = set()
         self._resting: dict[SessionKey, float] = {}
         # Only for as long as somebody waits for them.
@@ -104,8 +105,10 @@ class Timetable:
         """Store a timer; what is stored of it, and the promise of its turn's reply.
 
         The same timer again is the same one, also when it has fired. Raises `ConflictError` for
-        another one of this id, and for one that was cancelled.
+        another one of this id, and for one that was cancelled; `RuntimeClosedError`.
         """
+        if self._closed:
+            raise RuntimeClosedError("the runtime is closed")
         promise = self._replies.setdefault(timer.id, Answer())  # before anybody could fire it
         stored = await self._stored(timer.id)
         if stored is None:
@@ -174,7 +177,8 @@ class Timetable:
         return ResolveTimer(timer_id=timer.id, resolution=resolution, at_ms=self._clock.now())
 
     def close(self) -> None:
-        """The runtime ends: whoever waits for a timer is told."""
+        """The runtime ends: whoever waits for a timer is told, and none is set any more."""
+        self._closed = True
         for promise in list(self._replies.values()):
             promise.fail(TurnPendingError("the runtime has ended before the timer"))
 

@@ -39,6 +39,7 @@ from .effects import Effects, OnUnknownEffect
 from .exchanges import closing_results, open_calls, ordered
 from .messages import Given, draft_of, same_message, texts_of, user_draft
 from .outbox import posting
+from .owned import own_draft, own_inbound
 from .pausing import turn_over
 from .recovery import taking
 from .replies import steered_into
@@ -113,7 +114,7 @@ class Turn:
         self._heard: list[str] = []  # what was steered in and not asked for yet
         self.attempt = waiting.attempt
         self.resumed = waiting.attempt > 1
-        self.inbound = waiting.bodies
+        self.inbound = tuple(map(own_inbound, waiting.bodies))
         self._effects = Effects(scribe, waiting.turn_id, waiting.effects)
         self.deadline = float("inf")
         self._scribe = scribe
@@ -186,10 +187,11 @@ class Turn:
         drafts = tuple(draft_of(one, fresh_uid, now) for one in given)
         for draft in drafts:
             check_draft(draft)
-        brought = [draft.uid for draft in drafts if draft.uid not in made]
+        own = tuple(map(own_draft, drafts))  # the agent keeps what it gave, and may change it
+        brought = [draft.uid for draft in own if draft.uid not in made]
         if brought:
-            self._check_same(drafts)
-        await self._post(await self.not_stored(drafts, brought, exact=True))
+            self._check_same(own)
+        await self._post(await self.not_stored(own, brought, exact=True))
         return drafts
 
     async def say(self, text: str) -> None:

@@ -226,7 +226,7 @@ class _Serving:
                 self._sources,
                 surroundings.bell,
             )
-            ending = Ending(directory, surroundings.courier)
+            ending = Ending(directory, timetable, surroundings.courier)
             parts = (directory, timetable, surroundings, settings, self._sources)
             runtime = Runtime(*parts, ending)
             try:
@@ -245,7 +245,6 @@ class _Serving:
                     await self._asked.wait()
             finally:
                 await _end(ending, settings, cancelled=self._cancelled)
-                timetable.close()
                 await _close_agents(surroundings.agents)
                 nursery.cancel_scope.cancel()
 

@@ -21,8 +21,9 @@ from ..actors.directory import DirectoryStatistics
 from ..actors.line import Accepted, Interrupt, RuntimeClosedError, Submit
 from ..actors.messages import Inbound, digest_of, user_draft
 from ..actors.outbox import Target
+from ..actors.owned import own_inbound, own_json
 from ..actors.slots import SlotStatistics
-from ..actors.sources import PLAIN, check_busy, source_of
+from ..actors.sources import PLAIN, check_busy, name_of, source_of
 from ..actors.timetable import PREFIX, turn_of
 from ..actors.writer import WriterStatistics
 from ..storage.edge import (
@@ -88,8 +89,9 @@ class RuntimeStatistics(Struct, frozen=True, kw_only=True):
 class Ending:
     """How a runtime comes to its end, whoever asks for it."""
 
-    def __init__(self, directory: Directory, courier: Courier) -> None:
+    def __init__(self, directory: Directory, timetable: Timetable, courier: Courier) -> None:
         self._directory = directory
+        self._timetable = timetable
         self._courier = courier
         self.sent_by_s = float("inf")
         """Until when it waits for what is being sent: whoever gave a deadline gets no second."""
@@ -97,7 +99,10 @@ class Ending:
     async def within(self, limit_s: float) -> bool:
         """Finalize and send; true if everything was in time."""
         with trio.move_on_after(limit_s):
-            await self._directory.shut_down("shutdown")
+            try:
+                await self._directory.shut_down("shutdown")
+            finally:
+                self._timetable.close()  # nothing fires any more, and those who wait are told
             with trio.move_on_at(self.sent_by_s) as sending:
                 await self._courier.drain()
             return self._directory.live == 0 and not sending.cancelled_caught
@@ -179,7 +184,9 @@ class Runtime:
             hint = "a timer's message may wait: use another policy, or that of its source"
             raise InvalidContentError(what, "it does not go with at=", hint=hint)
         checked = SessionKey(key)
-        name = f"{submit.source}:{submit.inbound_id}" if submit.repeatable else submit.inbound_id
+        name = submit.inbound_id
+        if submit.repeatable:
+            name = name_of(submit.source, name)
         timer_id = f"{PREFIX}{name}"
         check_name("id", timer_id)
         given = Timer(
@@ -257,6 +264,7 @@ class Runtime:
         turn_id = self._fresh_turn_id()
         try:
             accepted = await self._submit(key, message, turn_id, busy, debounce_s)
+            turn_id = accepted.turn_id  # another one's, for a repeat or what joins others
             # The reply of a started turn stands behind its acceptance: one wait is enough.
             if accepted.disposition != "started":
                 await accepted.durable()
@@ -333,7 +341,7 @@ class Runtime:
         if reply_to is not None:
             place = {"to": reply_to} if isinstance(reply_to, str) else reply_to
             check_json("reply_to", place)
-            target = Target(name, place)
+            target = Target(name, own_json(place))
         operation = operations.post(text, target, name, id)
         return await self._surroundings.writer.while_up(lambda: self._ask(key, operation))
 
@@ -545,6 +553,7 @@ def _checked(inbound: Inbound, source: str, fresh_id: Any, turn_id: TurnId) -> S
             raise InvalidContentError("id", problem, hint="put something before it")
     if body.reply_to is not None:
         check_json("reply_to", body.reply_to)
+    body = own_inbound(body)  # whoever gave it may use the same mappings for the next one
     return Submit(
         body,
         inbound.id or fresh_id(),

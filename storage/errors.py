@@ -167,12 +167,19 @@ class MissingError(OnepenError):
 
 
 class AmbiguousError(OnepenError):
-    """A prefix or a title stands for more than one session."""
+    """What was given stands for more than one: a prefix or a title, a key with open questions."""
 
     hint = "give more characters"
 
-    def __init__(self, given: str, candidates: tuple[str, ...]) -> None:
-        super().__init__(f"{given!r} stands for {len(candidates)} sessions or more")
+    def __init__(
+        self,
+        given: str,
+        candidates: tuple[str, ...],
+        *,
+        of: str = "sessions",
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(f"{given!r} stands for {len(candidates)} {of} or more", hint=hint)
         self.given = given
         self.candidates = candidates
 

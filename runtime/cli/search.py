@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -88,7 +89,12 @@ def search(
 
 
 def _ms(time: datetime | None) -> int | None:
-    return None if time is None else int(time.timestamp() * 1000)
+    if time is None:
+        return None
+    try:
+        return int(time.timestamp() * 1000)
+    except (ValueError, OverflowError):  # local time has no first day of the calendar
+        return int(time.replace(tzinfo=UTC).timestamp() * 1000)
 
 
 def _drawn(found: Hits) -> Any:

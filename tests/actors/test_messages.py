@@ -28,6 +28,11 @@ def test_a_draft_is_taken_as_it_is() -> None:
     assert drafted(draft) is draft
 
 
+def test_a_draft_without_a_time_was_written_now() -> None:
+    draft = Draft(uid=Uid("b" * 32), role="assistant", text="x")
+    assert drafted(draft).created_ms == NOW
+
+
 def test_a_stored_message_becomes_the_draft_that_it_was() -> None:
     draft = Draft(uid=Uid("b" * 32), role="user", text="x", meta={"a": 1}, created_ms=5)
     fields: dict[str, Any] = {name: getattr(draft, name) for name in Draft.__struct_fields__}

@@ -156,6 +156,8 @@ def test_a_search_is_narrowed_down(database: Path) -> None:
     ):
         found = answered("search", "-d", database, "good OR again OR alert", *filters)
         assert len(found["hits"]) == count, filters
+    for day in ("0001-01-01", "9999-12-31T23:59:59"):  # the ends of the calendar
+        typed("search", "-d", database, "good", "--since", day)
     said = typed("search", "-d", database, "good OR again", "--limit", 1).stderr
     assert "there may be more" in said
     refused("search", "-d", database, "x", "--session", "nobody", exit_code=4)

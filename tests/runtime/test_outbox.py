@@ -743,6 +743,8 @@ async def test_a_post_with_an_id_is_made_once(path: Path) -> None:
                     nursery.start_soon(_post_report, runtime)
             with pytest.raises(ConflictError):
                 await runtime.post(KEY, "other words", id="report-7")
+            with pytest.raises(ConflictError):
+                await runtime.post(KEY, "the report", id="report-7", reply_to="elsewhere")
             assert await texts(runtime, KEY) == ["the report"]
             assert len(await runtime.deliveries.list()) == 1
     sound(path)

@@ -136,9 +136,12 @@ async def test_two_questions_at_once_must_be_named(path: Path) -> None:
     async with serving(path, agent) as runtime:
         submission = await runtime.submit(KEY, "go")
         first, second = sorted(await asked(runtime, count=2), key=lambda q: q.question_key)
-        with pytest.raises(AmbiguousError):
+        with pytest.raises(AmbiguousError, match="2 open questions") as ambiguous:
             await runtime.approvals.answer(KEY, "one")
+        assert sorted(ambiguous.value.candidates) == [first.question_key, second.question_key]
         await runtime.approvals.answer(KEY, "one", question_key=first.question_key)
+        with pytest.raises(ConflictError, match="answered already"):
+            await runtime.approvals.answer(KEY, "no", question_key=first.question_key)
         assert (await turn_row(runtime, submission.turn_id))[0] == "waiting"
         await runtime.approvals.answer(KEY, "two")
         assert (await submission.reply()).text == "one two"

@@ -28,7 +28,7 @@ from onepen import (
 )
 
 from ..actors.fixtures import StillClock
-from .scripted import Held, echo, serving, texts, transcript
+from .scripted import Held, echo, serving, texts, transcript, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -401,7 +401,7 @@ async def test_a_cancelled_ask_leaves_the_turn_running(path: Path) -> None:
         assert ("assistant", "re one") in await transcript(runtime, KEY)
 
 
-async def _ask_and_cancel(runtime: Runtime, text: str, ready: Any) -> None:
+async def _ask_and_cancel(runtime: Runtime, text: str | Inbound, ready: Any) -> None:
     """An `ask(on_cancel="interrupt")` that is cancelled once `ready` returns."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -425,6 +425,22 @@ async def test_a_cancelled_ask_interrupts_its_turn_if_it_says_so(path: Path) -> 
             ("user", "two"),
             ("assistant", "re two"),
         ]
+
+
+async def test_a_cancelled_ask_interrupts_the_turn_that_it_follows_if_it_says_so(
+    path: Path,
+) -> None:
+    held, message = Held(), Inbound("one", id="u1")
+    async with serving(path, held) as runtime:
+        first = await runtime.submit(KEY, message)
+        await held.begun["one"].wait()
+
+        async def followed() -> None:
+            await until(lambda: runtime.statistics().counters["repeats"] == 1)
+            await trio.testing.wait_all_tasks_blocked()
+
+        await _ask_and_cancel(runtime, message, followed)
+        assert (await first.reply()).outcome.kind == "interrupted"
 
 
 async def test_a_cancelled_ask_whose_message_still_waits_takes_it_back_if_it_says_so(

@@ -14,6 +14,7 @@ from onepen import (
     Inbound,
     InvalidContentError,
     MissingError,
+    RuntimeClosedError,
     SessionBusyError,
     SessionSettings,
     Settings,
@@ -196,6 +197,18 @@ async def test_a_timer_survives_a_restart_and_its_waiter_is_told(path: Path) -> 
         assert (await again.reply()).text == "re later"
         assert await texts(runtime, KEY) == ["later", "re later"]
     sound(path)
+
+
+async def test_a_shutdown_tells_those_who_wait_for_a_timer_and_sets_no_other(path: Path) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    async with serving(path) as runtime:
+        later = await runtime.submit(KEY, Inbound("later", id="l"), at=at)
+        assert await runtime.shutdown()
+        with pytest.raises(TurnPendingError):
+            await later.reply()
+        with pytest.raises(RuntimeClosedError):
+            await runtime.submit(KEY, Inbound("another", id="m"), at=at)
+        assert [timer.id for timer in await runtime.timers.list()] == [later.timer_id]
 
 
 @pytest.mark.parametrize(
@@ -475,6 +488,18 @@ async def test_an_inbound_id_may_not_look_like_a_timers(path: Path, at: Any) -> 
         with pytest.raises(InvalidContentError, match="timer:"):
             await runtime.submit(KEY, Inbound("x", id="timer:test:t"), at=at)
         assert (await runtime.ask(KEY, Inbound("x", id="my timer:t"))).text == "re x"
+
+
+async def test_timers_of_two_sources_are_two_whatever_their_names_have_in_them(
+    path: Path,
+) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    names = [("a:b", "c"), ("a", "b:c"), ("a%3Ab", "c")]
+    async with inline(path) as runtime:
+        for source, given_id in names:
+            await runtime.submit(KEY, Inbound(source, source=source, id=given_id), at=at)
+            await runtime.post(KEY, source, source=source, id=given_id)
+        assert len(await runtime.timers.list()) == len(await runtime.deliveries.list()) == 3
 
 
 async def test_a_timer_that_was_cancelled_is_not_set_again_under_its_id(path: Path) -> None:

@@ -306,6 +306,26 @@ async def test_a_session_at_work_is_never_reset_under_its_turn(
         assert (await first.reply()).session_id == (await second.reply()).session_id
 
 
+async def test_an_agent_that_dates_its_rows_oddly_ends_no_conversation(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    clock = LoopClock()
+    sources = {"test": SourcePolicy(reset=ResetPolicy(idle_minutes=30))}
+
+    async def agent(turn: Turn) -> None:
+        when = {"seconds": clock.now() // 1000, "nanoseconds": clock.now() * 10**6}[turn.text]
+        await turn.append({"role": "assistant", "content": "said", "created_ms": when})
+
+    async with inline(path, agent, clock=clock, sources=sources) as runtime:
+        first = await runtime.ask(KEY, "seconds")
+        second = await runtime.ask(KEY, "nanoseconds")
+        third = await runtime.ask(KEY, "seconds")
+        assert first.session_id == second.session_id == third.session_id
+        await runtime.ask(KEY, "nanoseconds")
+        await trio.sleep(31 * 60)
+        assert (await runtime.ask(KEY, "seconds")).session_id != first.session_id
+
+
 async def test_a_repeat_never_resets(path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """A7: it is no new message."""
     clock = LoopClock()
