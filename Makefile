@@ -47,7 +47,8 @@ bench: $(STAMP) ## run the benchmarks
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.hand_overs
 
 proof: $(STAMP) ## the long campaign: crashes, faults and properties with many more examples
-	@ONEPEN_PROFILE=proof $(PYTEST) $(XDIST) tests/crash tests/properties $(PYTEST_ARGS)
+	@ONEPEN_PROFILE=proof $(PYTEST) $(XDIST) tests/crash tests/properties tests/protocol \
+	  $(PYTEST_ARGS)
 
 test-lowest: ## run the tests with the oldest dependencies that the metadata allows
 	@$(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/.lowest

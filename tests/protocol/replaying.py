@@ -18,7 +18,7 @@ from .rig import Rig, comparable
 from .steps import PROCESSES, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterable, Sequence
     from pathlib import Path
     from random import Random
 
@@ -34,8 +34,10 @@ _FAILURES = {"kept": Failure.EIO, "dropped": Failure.DROP, "done": None}
 
 
 _WITH_OUTCOME = _CHOSEN | {"apply", "commit fails", "kill", "power loss"}
-_ACTORS = {"start an actor", "start a successor", "load", "post", "rotate", "switch"}
-"""Steps that post at most; and whoever gives up waiting does not even that."""
+_ACTORS = frozenset(
+    ("start an actor", "start a successor", "load", "post", "rotate", "switch", "wait given up")
+)
+"""Steps in which the engine has no part: they post at most."""
 
 
 class Difference(AssertionError):
@@ -177,39 +179,39 @@ def key_of(label: Label) -> tuple[str, str]:
     return (label[0], _outcome(label))
 
 
-def pairs_of(trace: Sequence[Label]) -> set[Pair]:
-    """Each step with the one behind it."""
-    keys = [key_of(label) for label in trace]
-    return set(pairwise(keys))
+def engine_steps(trace: Iterable[Label]) -> list[tuple[str, str]]:
+    """What of a trace the engine has a part in."""
+    return [key_of(label) for label in trace if label[0] not in _ACTORS]
 
 
 def covering(graph: Explored, done: set[Pair], chance: Random) -> Generator[tuple[Label, ...], int]:
-    """Traces, until each step has been done behind each step that a shortest way leads over.
+    """Traces, until each step of the engine was done behind each other that it can follow.
 
     Each goes on from there to its end, where it can by something that was not done yet. Sent in is
     how many of its steps were done. A pair that was aimed at and missed is not aimed at again.
     """
+    last: list[tuple[str, str]] = [("", "")]
+    for parent, label in graph.parents[1:]:
+        last.append(last[parent] if label[0] in _ACTORS else key_of(label))
     for number, out in enumerate(graph.edges):
-        if not number:
-            continue
-        before = key_of(graph.parents[number][1])
         for label, target in out:
-            pair = (before, key_of(label))
-            if pair in done:
+            pair = (last[number], key_of(label))
+            if label[0] in _ACTORS or pair in done:
                 continue
             done.add(pair)
-            trace = (*graph.trace(number), label, *_onward(graph, target, label, done, chance))
+            trace = (*graph.trace(number), label, *_onward(graph, target, pair[1], done, chance))
             steps = yield trace
-            done |= pairs_of(trace[:steps])
+            done |= set(pairwise(engine_steps(trace[:steps])))
 
 
 def _onward(
-    graph: Explored, number: int, last: Label, done: set[Pair], chance: Random
+    graph: Explored, number: int, last: tuple[str, str], done: set[Pair], chance: Random
 ) -> list[Label]:
     """From a state to the end of a run, by what is new."""
     labels: list[Label] = []
     while out := graph.edges[number]:
-        new = [step for step in out if (key_of(last), key_of(step[0])) not in done]
-        last, number = chance.choice(new or out)
-        labels.append(last)
+        new = [step for step in out if (last, key_of(step[0])) not in done]
+        label, number = chance.choice(new or out)
+        last = last if label[0] in _ACTORS else key_of(label)
+        labels.append(label)
     return labels

@@ -45,7 +45,8 @@ SCOPES = (
 )
 
 WIDE = (
-    Scope("crashes, two rotations", Budget(1, 1, 1, rotations=2), messages="abc"),
+    Scope("crashes, two rotations", Budget(1, 1, 1, rotations=2)),
+    Scope("crashes, three messages", Budget(1, 1, 1, rotations=2), messages="abc"),
     Scope("two kills and a power loss", Budget(2, 1, 1, rotations=1)),
     Scope("three incarnations", Budget(successors=2, lost_waits=1, rotations=1)),
     Scope("two processes, lost waits", Budget(0, 0, 1, 1, intruders=1, rotations=1)),
