@@ -38,6 +38,13 @@ class NoEpochCheck(Protocol):
         return True
 
 
+class TakesItBack(Protocol):
+    """Who finds itself fenced opens again, as after a failed commit."""
+
+    def fenced(self, state: State, at: int, process: Process) -> State:
+        return set_process(state, at, process._replace(phase="broken"))
+
+
 class NoFence(Protocol):
     """Opening commits nothing: what recovery found may be in the page cache only."""
 
@@ -171,6 +178,7 @@ BUGS = {
     "no incarnation check": Planted(NoIncarnationCheck, "predecessors", "INV-12"),
     "no base seq": Planted(NoChain, "a unit fails alone", "INV-4"),
     "no epoch check": Planted(NoEpochCheck, "two processes", "INV-12"),
+    "the fenced one takes it back": Planted(TakesItBack, "two owners", "liveness"),
     "no fence at open": Planted(NoFence, "crashes", "INV-2"),
     "acknowledged before the sync": Planted(EarlyAcknowledgement, "crashes", "INV-2"),
     "a commit error told as not stored": Planted(CommitErrorIsRefusal, "crashes", "INV-11"),

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .steps import Protocol
 
 
+DEPTH_MAX = 60
+"""No scope reaches so far: what does has found a way to go on without an end."""
+
+
 class Found(NamedTuple):
     """A violation, and the shortest way to it."""
 
@@ -60,7 +64,7 @@ def _trace(parents: Sequence[tuple[int, Label]], number: int) -> tuple[Label, ..
     return tuple(reversed(labels))
 
 
-def explore(protocol: Protocol, start: State, states_max: int = 10_000_000) -> Explored:
+def explore(protocol: Protocol, start: State) -> Explored:
     """Everything that can be reached, or up to the first violation."""
     numbers: dict[State, int] = {start: 0}
     states = [start]
@@ -88,8 +92,8 @@ def explore(protocol: Protocol, start: State, states_max: int = 10_000_000) -> E
                 break
         if not out and found is None and not is_settled(state):
             found = Found("liveness: nothing can happen any more", _trace(parents, number))
-        if len(states) > states_max:
-            raise RuntimeError(f"more than {states_max} states")
+        if found is None and depths[number] > DEPTH_MAX:
+            found = Found("liveness: a run goes on and on", _trace(parents, number))
     explored = Explored(states, edges, parents, found, depths[-1])
     if found is None and (cycle := _on_a_cycle(edges)) is not None:
         found = Found("liveness: a run may go round for ever", _trace(parents, cycle))

@@ -40,6 +40,7 @@ SCOPES = (
         Budget(intruders=1, kills=1, sync_failures=1, rotations=1),
         messages="a",
     ),
+    Scope("two owners", Budget(intruders=1), messages="a"),
     Scope("to and fro", Budget(intruders=2, sync_failures=1, rotations=1), messages="a"),
     Scope("two keys", Budget(sync_failures=1, rotations=1, switches=1), ("k", "l"), messages="a"),
 )

@@ -169,14 +169,17 @@ class Protocol(Rules):
             return
         content = state.disk.visible
         if not self.owns(process, content):
-            # Whoever waits here is told that nobody knows; they ask the new owner.
-            yield ("fenced", PROCESSES[at]), self._down(state, at, process)
+            yield ("fenced", PROCESSES[at]), self.fenced(state, at, process)
             return
         taken = process.taken or min(len(process.ledger), self.batch_max)
         commits, receipts = self.batch(content, process.ledger[:taken])
         staged = process._replace(phase="staged", taken=taken, staged=commits, receipts=receipts)
         told = ", ".join(f"{u.kind}: {r}" for u, r in zip(process.ledger, receipts, strict=False))
         yield ("apply", PROCESSES[at], told), set_process(state, at, staged)
+
+    def fenced(self, state: State, at: int, process: Process) -> State:
+        """Whoever waits here is told that nobody knows; they ask the new owner."""
+        return self._down(state, at, process)
 
     def owns(self, process: Process, content: Content) -> bool:
         return process.epoch == content.epoch
