@@ -48,7 +48,7 @@ bench: $(STAMP) ## run the benchmarks
 
 proof: $(STAMP) ## the long campaign, PROOF-1 to PROOF-9, with a report in build/proof
 	@ONEPEN_PROFILE=proof $(PYTEST) -n $(WORKERS) --dist worksteal \
-	  tests/crash tests/properties tests/simulation $(PYTEST_ARGS)
+	  tests/crash tests/properties tests/protocol tests/simulation $(PYTEST_ARGS)
 
 test-lowest: ## run the tests with the oldest dependencies that the metadata allows
 	@$(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/.lowest

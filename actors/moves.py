@@ -121,15 +121,16 @@ async def _switch(
     now = scribe.now()
     commands: list[AnyCommand] = []
     if take_over is not None and holder_route is not None and holder == take_over.holder:
-        # Its incarnation moves with its route, so that nothing of its last actor comes after.
+        # Its incarnation moves with its route, so that nothing of its last actor comes after; and
+        # behind it, because that is what the unit is known by once a next actor has overtaken it.
         commands += (
-            OpenIncarnation(key=take_over.holder, incarnation=take_over.incarnation),
             SetRoute(
                 key=take_over.holder,
                 session_id=scribe.fresh_session_id(),
                 replaces=holder_route.route_version,
                 at_ms=now,
             ),
+            OpenIncarnation(key=take_over.holder, incarnation=take_over.incarnation),
         )
     if scribe.route.session_id != session_id:
         commands.append(

@@ -77,6 +77,11 @@ GOALS = (
         "stored cases, replayed step by step in processes with other hash seeds",
         {"replays": 100},
     ),
+    Goal(
+        "protocol",
+        "every state of the protocol in small scopes, and its runs on the real engine",
+        {"protocol states": 500_000, "protocol traces replayed": 500},
+    ),
 )
 KINDS = {kind: goal for goal in GOALS for kind in goal.least}
 

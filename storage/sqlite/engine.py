@@ -339,10 +339,11 @@ class SqliteEngine:
             # Asked only when it is its turn: a command may rest on one before it in the unit.
             handler = HANDLERS[type(command)]
             if handler.applied(tx, command):
+                tx.found = again
                 continue
             if again:
                 check_guards(tx, unit)
-                again = False
+                again = tx.found = False
             handler.apply(tx, command)
         heads = self._heads_now(tx, unit.guards) if again else tx.heads()
         return Durable(tx.commit_seq, again, heads)

@@ -177,6 +177,8 @@ class Transaction:
         self._dirty: dict[int, SessionState] = {}
         self._heads: dict[SessionId, SessionState] = {}
         self._revised: set[SessionId] = set()
+        self.found = False
+        """All of this unit until now is stored already; so is the rest, for a unit is whole."""
         self.changes = 0
         self.rows = 0
         self.search_renewed = False
@@ -338,6 +340,7 @@ class Transaction:
 
     def begin_unit(self) -> None:
         self._heads = {}
+        self.found = False
         if self._absent:  # known for one unit: the next may have stored it
             self._absent = set()
         if self._revised:

@@ -405,6 +405,11 @@ class Author:
             replaces=self._route(holder).route_version,
             at_ms=self._at(),
         )
+        if self._one((True, False)):
+            # As a session actor does it: the loser's actor is fenced in the same unit.
+            incarnation = Incarnation(self._route(holder).incarnation + 1)
+            fenced = c.OpenIncarnation(key=holder, incarnation=incarnation)
+            return Unit((fresh, fenced, moved), (self._guard(key, chained=False),))
         guards = (self._guard(key, chained=False), self._guard(holder, chained=False))
         return Unit((fresh, moved), guards)
 

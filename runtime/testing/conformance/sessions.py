@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ....storage import commands as c
-from ....storage.identity import Seq, SessionId, SessionKey, TurnId
+from ....storage.identity import Incarnation, Seq, SessionId, SessionKey, TurnId
 from ....storage.records import Message, Tokens, ToolCall, TurnOutcome
 from ....storage.units import Guard, Unit
 from ..conversation import Conversation, uid_of
@@ -76,6 +76,21 @@ class SessionConformance(UnderTest):
             created = first.commands[1]
             assert isinstance(created, c.CreateSession)
             desk.refused("conflict", bare(replace(created, at_ms=created.at_ms + 1)))
+
+    def test_a_take_over_is_recognised_behind_the_losers_next_actor(self, tmp_path: Path) -> None:
+        """A8: the incarnation that it opened was overtaken since; it is stored all the same."""
+        with self.desk(tmp_path) as desk:
+            ann, bob = opened(desk, "ann", "hello"), opened(desk, "bob", "hello")
+            session_id = ann.session_id
+            lost = replace(ann.route_to(SessionId("fresh")), replaces=1)
+            fenced = c.OpenIncarnation(key=ann.key, incarnation=Incarnation(2**33))
+            won = replace(bob.route_to(session_id), replaces=1, take_over=True)
+            switch = bob.unit(lost, fenced, won)
+            desk.done(switch, bare(replace(fenced, incarnation=Incarnation(2**33 + 1))))
+            desk.again(switch)
+            # Alone, or in front, it has nothing to be known by: whoever sends it is a predecessor.
+            desk.refused("stale_incarnation", bare(fenced))
+            desk.refused("stale_incarnation", bob.unit(fenced, lost, won))
 
     def test_a_value_of_a_key_needs_the_key(self, tmp_path: Path) -> None:
         """INV-12: a key exists once an incarnation has taken it."""

@@ -51,11 +51,12 @@ class Model:
     def _apply(self, unit: Unit) -> Durable | Refused:
         after = self.state.snapshot()
         after.revised = frozenset()
-        new = False
+        after.found = new = False
         refusal: RefusedByModelError | None = None
         for command in unit.commands:
             try:
                 new |= COMMANDS[type(command)](after, command)
+                after.found = not new
             except RefusedByModelError as error:
                 refusal = error
                 break

@@ -28,6 +28,8 @@ def open_incarnation(state: State, command: c.OpenIncarnation) -> bool:
     route = state.keys.get(command.key, Route(key=command.key))
     if route.incarnation == command.incarnation:
         return False
+    if state.found and route.incarnation > command.incarnation:
+        return False  # overtaken since; what stands before it in its unit is stored
     if command.incarnation < route.incarnation:
         refuse("stale_incarnation", command.key)
     state.keys[command.key] = replace(route, incarnation=command.incarnation)

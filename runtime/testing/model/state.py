@@ -68,6 +68,9 @@ class State:
     steps: frozenset[bytes] = frozenset()
     """What turns, deliveries and effects went through: a repeated step is recognised."""
 
+    found: bool = False
+    """Whether all of the current unit until now was stored already."""
+
     revised: frozenset[SessionId] = frozenset()
     """Sessions whose revision the current unit has moved: it moves them once."""
 
