@@ -138,7 +138,7 @@ class ModelReader:
             line.insert(0, parent)
         while (child := self._state.successor(line[-1])) is not None and not child.hidden:
             line.append(child.id)
-        return tuple(s for i in line if (s := self.session(i)) is not None)
+        return tuple(s for i in line if (s := self._visible(i)) is not None)
 
     def tip(self, session_id: SessionId) -> Session | None:
         return self.session(tip(self._state, session_id))
@@ -216,7 +216,8 @@ class ModelReader:
 
     def message(self, uid: Uid) -> Message | None:
         rows = (m for rows in self._state.transcripts.values() for m in rows)
-        return next((m for m in rows if m.uid == uid and not m.carried), None)
+        own = (m for m in rows if m.uid == uid and not m.carried)
+        return next((m for m in own if self._visible(m.session_id) is not None), None)
 
     def turn_messages(self, turn_id: TurnId) -> tuple[Message, ...]:
         turn = self._state.turns.get(turn_id)
