@@ -121,7 +121,7 @@ def _set_facts(
     if facts.deleted:
         session.next_seq = facts.next_seq
     session.last_ms = facts.last_ms
-    tx.touch(session)
+    tx.revise(session)
     tx.flush()
     tx.change(
         "UPDATE sessions SET hidden = 0, key = ?, parent = ?, edge = ?, source = ?, user = ?, "
@@ -185,7 +185,7 @@ def _extend(tx: Transaction, command: ExtendSession) -> None:
             "UPDATE sessions SET compaction_count = compaction_count + ? WHERE n = ?",
             (compactions, session.n),
         )
-    tx.revise(session)
+    tx.revise(session, command.at_ms)
     tx.record_set(session.id, "revision", session.revision, command, command.at_ms)
 
 

@@ -7,7 +7,7 @@ the database that is transferred.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 import apsw
 
@@ -89,18 +89,20 @@ class Scratch:
         )
 
     def line_of(self, session_id: str) -> bytes | None:
-        rows = self._db.execute("SELECT line FROM sessions WHERE id = ?", (session_id,)).fetchall()
+        rows: list[Any] = self._db.execute(
+            "SELECT line FROM sessions WHERE id = ?", (session_id,)
+        ).fetchall()
         return rows[0][0] if rows else None
 
     def status_of(self, session_id: str) -> Status | None:
         sql = "SELECT status FROM sessions WHERE id = ?"
-        rows = self._db.execute(sql, (session_id,)).fetchall()
+        rows: list[Any] = self._db.execute(sql, (session_id,)).fetchall()
         return rows[0][0] if rows else None
 
     def sessions(self) -> Iterator[Planned]:
         place = 0
         while True:
-            rows = self._db.execute(
+            rows: list[Any] = self._db.execute(
                 "SELECT place, number, offset, line, status, start FROM sessions WHERE place > ? "
                 "ORDER BY place LIMIT ?",
                 (place, _PAGE),
@@ -123,7 +125,7 @@ class Scratch:
     def expected(self, session_id: str) -> int | None:
         """The line that named it as its parent."""
         sql = "SELECT number FROM parents WHERE id = ?"
-        rows = self._db.execute(sql, (session_id,)).fetchall()
+        rows: list[Any] = self._db.execute(sql, (session_id,)).fetchall()
         return rows[0][0] if rows else None
 
     def rotate(self, parent_id: str) -> bool:

@@ -36,7 +36,7 @@ def extending(
     rows: Iterator[Message],
     start: int,
     count: int,
-    now_ms: int,
+    at_ms: int,
     prepared: Callable[[list[Message]], Generator[Ask, Any, list[Message]]],
 ) -> Asking:
     """Append the rows from `start` on; all of them are given. Nobody else writes meanwhile.
@@ -75,7 +75,7 @@ def extending(
                 messages=tuple(sent),
                 states=tuple(states),
                 replaces=revision,
-                at_ms=now_ms,
+                at_ms=at_ms,
             )
         )
         revision += 1

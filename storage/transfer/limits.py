@@ -1,4 +1,4 @@
-"""How large an export may be that is imported; what is beyond is refused before anything is kept."""
+"""How large an export may be that is imported: what is beyond is refused, and nothing kept."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def import_file(
     """Import a file; `write` may do something else at some unit."""
     source = open_source(path, limits)
     scratch = Scratch()
-    steps = importing(source, scratch, now_ms=5_000_000, dry_run=dry_run)
+    steps = importing(source, scratch, dry_run=dry_run)
     answer: Any = None
     held: str | None = None
     try:

@@ -43,6 +43,7 @@ def publish_session(state: State, command: c.PublishSession) -> bool:
     if facts.parent_id is not None and facts.edge == "rotation":
         _go_on_in(state, command, facts)
     state.sessions[session.id] = _with_facts(state, state.sessions[session.id], facts)
+    revise(state, session.id)
     return True
 
 
@@ -156,7 +157,7 @@ def extend_session(state: State, command: c.ExtendSession) -> bool:
     state.sessions[session.id] = replace(
         extended, compaction_count=extended.compaction_count + compactions
     )
-    revise(state, session.id)
+    revise(state, session.id, command.at_ms)
     return True
 
 
