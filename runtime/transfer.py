@@ -12,6 +12,7 @@ whole, and rows that nobody sees, which the next import goes on with or takes aw
 
 from __future__ import annotations
 
+import os
 from contextlib import asynccontextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -41,7 +42,6 @@ from ..storage.transfer.checking import Checker
 from ..storage.units import Refused
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
     from contextlib import AbstractAsyncContextManager
 
@@ -160,10 +160,9 @@ async def export(
     progress: Progress | None = None,
 ) -> ExportReport:
     """Write a selection to a file, or to a binary stream; a file is there when all of it is."""
-    if hasattr(target, "write"):
-        stream: Any = target
-        report = await _export(read, output_to(stream), what, progress)
-        await trio.to_thread.run_sync(stream.flush)
+    if not isinstance(target, str | os.PathLike):
+        report = await _export(read, output_to(target), what, progress)
+        await trio.to_thread.run_sync(target.flush)
         return report
     async with _in_threads(written_file(target, overwrite=overwrite)) as out:
         return await _export(read, out, what, progress)
@@ -172,15 +171,17 @@ async def export(
 @asynccontextmanager
 async def _in_threads(manager: Any) -> AsyncGenerator[Output]:
     """A context manager that blocks: its ends are waited for, a cancellation notwithstanding."""
-    out = await trio.to_thread.run_sync(manager.__enter__)
+    with trio.CancelScope(shield=True):
+        out: Output = await trio.to_thread.run_sync(manager.__enter__)
     try:
         yield out
+        await trio.lowlevel.checkpoint_if_cancelled()
     except BaseException as error:
         with trio.CancelScope(shield=True):
-            raised = error
-            await trio.to_thread.run_sync(manager.__exit__, type(error), raised, None)
+            await trio.to_thread.run_sync(manager.__exit__, type(error), error, None)
         raise
-    await trio.to_thread.run_sync(manager.__exit__, None, None, None)
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(manager.__exit__, None, None, None)
 
 
 async def _export(

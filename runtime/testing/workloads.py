@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from msgspec.structs import replace
+
 from ...storage import commands as c
 from ...storage.identity import BlobId, Incarnation, Seq, SessionId, SessionKey, TurnId
 from ...storage.records import (
@@ -307,6 +309,7 @@ def _importing() -> list[Workload]:
         _single("stage_turns", (*before, made), turns),
         _single("drop_staged", (*before, made, staged, turns, used), fewer, none),
         _extending(),
+        _whole_import(),
     ]
 
 
@@ -326,6 +329,33 @@ def _staged_turns(session_id: SessionId, turn_id: TurnId, key: SessionKey) -> c.
         **ended,
     )
     return c.StageTurns(session_id=session_id, turns=(whole, stand_in))
+
+
+def _whole_import() -> Workload:
+    """A lineage: staged in slices, then both sessions and the key's route in one unit."""
+    _, before = _chat()
+    key, parent, child = SessionKey("file:old"), SessionId("old-1"), SessionId("old-2")
+    turn_id = TurnId(uid_of("old/turn"))
+    steps: list[Batch] = []
+    for number, session_id in enumerate((parent, child)):
+        made = c.CreateSession(session_id=session_id, key=key, at_ms=START_MS, hidden=True)
+        turns = _staged_turns(session_id, TurnId(f"{turn_id}{number}"), key)
+        rows = [_imported(session_id, seq, f"old {seq} " * 40, kept=number) for seq in range(4)]
+        first = c.StageMessages(session_id=session_id, messages=tuple(rows[:2]))
+        second = c.StageMessages(session_id=session_id, messages=tuple(rows[2:]))
+        steps += [Batch((Unit((made, turns, first)),)), Batch((Unit((second,)),))]
+    facts = SessionFacts(key=key, started_ms=START_MS, last_ms=START_MS + 9, next_seq=Seq(4))
+    ended = replace(
+        facts, ended_ms=START_MS + 4, end_reason="compression", end_kind="rotation", title="Old"
+    )
+    went_on = replace(facts, parent_id=parent, edge="rotation", title="Old #2")
+    published = (
+        c.PublishSession(session_id=parent, facts=ended),
+        c.PublishSession(session_id=child, facts=went_on),
+        c.OpenIncarnation(key=key, incarnation=Incarnation(1)),
+        c.SetRoute(key=key, session_id=child, replaces=0, at_ms=START_MS),
+    )
+    return Workload("import_lineage", before, (*steps, Batch((Unit(published),))))
 
 
 def _extending() -> Workload:
@@ -349,11 +379,14 @@ def _extending() -> Workload:
     return _single("extend_session", before, Unit((extend,)))
 
 
-def _imported(session_id: SessionId, seq: int, text: str, **fields: Any) -> Message:
+def _imported(
+    session_id: SessionId, seq: int, text: str, *, kept: int = 0, **fields: Any
+) -> Message:
+    """A row as a file has it; `kept` tells those of several sessions apart."""
     return Message(
         session_id=session_id,
         seq=Seq(seq),
-        uid=uid_of(f"imported/{seq}"),
+        uid=uid_of(f"imported/{seq}" if kept == 0 else f"imported/{kept}/{seq}"),
         role="user",
         text=text,
         created_ms=START_MS + seq,

@@ -206,7 +206,7 @@ def version_of(line: bytes) -> int | None:
         given = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-    if not isinstance(given, dict) or given.get("type") != "onepen-export":  # pyright: ignore
-        return None
-    version: Any = given.get("version")  # pyright: ignore
-    return version if type(version) is int and version > 0 else None
+    members = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    version: Any = members.get("version")
+    ours = members.get("type") == "onepen-export" and type(version) is int and version > 0
+    return version if ours else None

@@ -143,8 +143,9 @@ def _cut(data: bytes, draw: Callable[[Any], Any]) -> bytes:
 
 
 def _lines(data: bytes, draw: Callable[[Any], Any]) -> bytes:
-    lines = data.splitlines(keepends=True)
-    one, two = draw(st.integers(0, len(lines) - 1)), draw(st.integers(0, len(lines) - 1))
+    lines: list[bytes] = data.splitlines(keepends=True)
+    one: int = draw(st.integers(0, len(lines) - 1))
+    two: int = draw(st.integers(0, len(lines) - 1))
     kind = draw(st.sampled_from(("twice", "gone", "moved", "garbage", "cut short")))
     if kind == "twice":
         lines.insert(two, lines[one])
@@ -153,7 +154,8 @@ def _lines(data: bytes, draw: Callable[[Any], Any]) -> bytes:
     elif kind == "moved":
         lines.insert(two, lines.pop(one))
     elif kind == "garbage":
-        lines.insert(one, draw(st.binary(max_size=40)) + b"\n")
+        garbage: bytes = draw(st.binary(max_size=40))
+        lines.insert(one, garbage + b"\n")
     else:
         lines = lines[:one]
     return b"".join(lines)
