@@ -171,8 +171,7 @@ async def export(
 @asynccontextmanager
 async def _in_threads(manager: Any) -> AsyncGenerator[Output]:
     """A context manager that blocks: its ends are waited for, a cancellation notwithstanding."""
-    with trio.CancelScope(shield=True):
-        out: Output = await trio.to_thread.run_sync(manager.__enter__)
+    out: Output = await trio.to_thread.run_sync(manager.__enter__)
     try:
         yield out
         await trio.lowlevel.checkpoint_if_cancelled()

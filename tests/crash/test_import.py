@@ -29,12 +29,12 @@ def test_an_import_that_is_killed_goes_on_and_shows_whole_lineages_only(tmp_path
     try:
         for number in range(SESSIONS):
             chat = Conversation(f"n{number}")
-            units = [*chat.opening()]
+            story = [*chat.opening()]
             for turn in range(TURNS):
-                units += chat.exchange(f"turn{turn}")
+                story += chat.exchange(f"turn{turn}")
             guard = chat.guard()
-            units += [chat.guarded(guard, chat.rotate(2, 3)), *chat.exchange("last")]
-            engine.stage(units)
+            story += [chat.guarded(guard, chat.rotate(2, 3)), *chat.exchange("last")]
+            engine.stage(story)
             engine.commit()
         first = exported(engine)
     finally:

@@ -134,8 +134,9 @@ def test_what_was_exported_earlier_is_gone_on_with(units: list[Unit], data: st.D
 
 
 def _flip(data: bytes, draw: Callable[[Any], Any]) -> bytes:
-    place = draw(st.integers(0, len(data) - 1))
-    return data[:place] + bytes([data[place] ^ draw(st.integers(1, 255))]) + data[place + 1 :]
+    place: int = draw(st.integers(0, len(data) - 1))
+    bits: int = draw(st.integers(1, 255))
+    return data[:place] + bytes([data[place] ^ bits]) + data[place + 1 :]
 
 
 def _cut(data: bytes, draw: Callable[[Any], Any]) -> bytes:

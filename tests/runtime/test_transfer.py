@@ -282,9 +282,11 @@ async def test_a_cancelled_export_leaves_no_file_and_a_cancelled_import_nothing_
             await here.ask(f"web:{number}", "hello " * 50)
         await here.sessions.export_to(file, everything=True)
         with trio.CancelScope() as scope:
-            await here.sessions.export_to(
-                folder / "x.jsonl", everything=True, progress=lambda *_: scope.cancel()
-            )
+
+            def cancel(stage: str, done: int, total: int) -> None:
+                scope.cancel()
+
+            await here.sessions.export_to(folder / "x.jsonl", everything=True, progress=cancel)
         assert list(folder.iterdir()) == []
     async with open_runtime(tmp_path / "b.db", agent=echo) as there:
         with trio.CancelScope() as scope:
