@@ -156,6 +156,10 @@ class Directory:
                 return entry
             await entry.wait_gone()
 
+    def has(self, key: SessionKey) -> bool:
+        """Whether an actor serves the key at this moment, or is about to leave it."""
+        return key in self._entries
+
     def interrupt(self, key: SessionKey, cause: str, turn_id: TurnId | None = None) -> bool:
         """Stop the key's running turn, or this turn though it waits; past every queue.
 

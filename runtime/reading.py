@@ -1,23 +1,31 @@
-"""`runtime.sessions`: what is stored, for people and programs that look. Nothing here writes.
+"""`runtime.sessions`: what is stored, for people and programs that look, and for moving it.
 
-Every call reads one snapshot, which holds all that was acknowledged before the call.
+Every call that looks reads one snapshot, which holds all that was acknowledged before the call.
+Nothing here writes but `import_from`, and that through the Writer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, final, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, cast, final, overload
+
+import trio
 
 from ..storage.edge import check_count, check_integer, check_name, check_place
 from ..storage.errors import MissingError
 from ..storage.identity import SessionId, SessionKey, TurnId
 from ..storage.records import Search
 from .searching import check_search, find_page
+from .transfer import export, import_file, selection
 
 if TYPE_CHECKING:
+    import os
+
     from ..actors.writer import WriterRef
     from ..storage.engine import Reader
     from ..storage.records import Hits, Listed, Message, Role, Session, Turn, UsageTotal
+    from ..storage.transfer import ExportReport, ImportLimits, ImportReport
+    from .transfer import Keys, Progress
 
 
 _PAGE = 500
@@ -81,8 +89,10 @@ def _said_since(
 class Sessions:
     """The sessions of a runtime's database."""
 
-    def __init__(self, writer: WriterRef) -> None:
+    def __init__(self, writer: WriterRef, keys: Keys) -> None:
         self._writer = writer
+        self._keys = keys
+        self._importing = trio.Lock()
 
     async def list(
         self,
@@ -120,7 +130,8 @@ class Sessions:
     async def get(self, session_id: str) -> Session | None:
         """A session's row, or `None`: a lazy session has none yet."""
         wanted = SessionId(_text("session_id", session_id))
-        return await self._writer.read(lambda reader: reader.session(wanted))
+        found = await self._writer.read(lambda reader: reader.session(wanted))
+        return None if found is None or found.hidden else found
 
     async def find(self, given: str) -> Session:
         """By id, unique prefix or title. Raises `MissingError` and `AmbiguousError`."""
@@ -169,6 +180,9 @@ class Sessions:
 
         def look(reader: Reader) -> tuple[Message, ...]:
             messages: list[Message] = []
+            session = reader.session(wanted)
+            if session is None or session.hidden:  # what is being imported is not here yet
+                return ()
             position = start
             while limit is None or len(messages) < limit:
                 size = _PAGE if limit is None else min(_PAGE, limit - len(messages))
@@ -227,6 +241,51 @@ class Sessions:
         )
         check_search(search)
         return await find_page(self._writer.read, search)
+
+    async def export_to(
+        self,
+        target: str | os.PathLike[str] | IO[bytes],
+        *,
+        session_id: str | None = None,
+        lineage: str | None = None,
+        key: str | None = None,
+        everything: bool = False,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> ExportReport:
+        """Write one session, a session's lineage, a key's sessions or everything to a file.
+
+        Each session is written as it stood at one moment. The file is there, on disk, when this
+        returns, and not before; packed if its name ends in `.gz`. A binary stream is written to as
+        well. Raises `ExportError` and `MissingError`; cancelled, it leaves no file.
+        """
+        what = selection(session_id, lineage, key, everything=everything)
+        return await export(self._writer.read, target, what, overwrite=overwrite, progress=progress)
+
+    async def import_from(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dry_run: bool = False,
+        limits: ImportLimits | None = None,
+        progress: Progress | None = None,
+    ) -> ImportReport:
+        """Import what `export_to` has written. A second time it changes nothing.
+
+        The whole file is checked, and compared with what is here, before anything is written. Each
+        lineage shows at once or not at all. A session that is here is gone on with if what is
+        stored is a beginning of what is given; behind its running turn, and its agent is built
+        anew. Raises `ImportFileError`, which names the line, and `ConflictError`.
+        """
+        async with self._importing:
+            return await import_file(
+                self._writer,
+                path,
+                keys=self._keys,
+                dry_run=dry_run,
+                limits=limits,
+                progress=progress,
+            )
 
     async def turn(self, turn_id: str) -> Turn:
         """What is stored of a turn. Raises `MissingError`."""

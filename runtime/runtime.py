@@ -43,6 +43,7 @@ from .reading import Sessions
 from .searching import rebuild_search
 from .submission import Interruption, Submission
 from .timers import Timers, due_ms
+from .transfer import ActorKeys
 from .turns import DeadLetters, KeyStatus, Turns, status_of
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Runtime:
         self._surroundings = surroundings
         self._settings = settings
         self._ending = ending
-        self.sessions = Sessions(writer)
+        self.sessions = Sessions(writer, ActorKeys(directory))
         self.turns = Turns(directory, surroundings)
         self.dead_letters = DeadLetters(directory, surroundings)
         self.deliveries = Deliveries(courier, writer)

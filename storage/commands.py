@@ -12,12 +12,12 @@ holds anything that the engine would have to make up: ids, times and seqs are gi
 | ------------------------------ | --------------------------------------------------------------- |
 | (key, incarnation)             | OpenIncarnation                                                 |
 | (key, aspect, version)         | SetRoute, SetPendingTitle, CountUselessCompressions             |
-| session id                     | CreateSession, DeleteSession, PublishSession                    |
+| session id                     | CreateSession, DeleteSession, PublishSession, DropStaged        |
 | (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession       |
 | (session, seq)                 | AppendMessages, StageMessages, Compact (summary), EraseMessages |
 | child session id               | Rotate, Branch                                                  |
-| (session, revision)            | Rewind, Restore                                                 |
-| turn id                        | OpenTurn, SetAside, ResolveDeadLetter                           |
+| (session, revision)            | Rewind, Restore, ExtendSession                                  |
+| turn id                        | OpenTurn, StageTurns, SetAside, ResolveDeadLetter               |
 | (turn id, attempt)             | StartTurn, SuspendTurn, EndTurn                                 |
 | (source, inbound id)           | AcceptInbound, TakeInbound                                      |
 | call id                        | AddUsage                                                        |
@@ -46,8 +46,11 @@ from .records import (
     Inbound,
     JsonObject,
     Message,
+    SessionFacts,
+    StateRange,
     TitleOrigin,
     Tokens,
+    Turn,
     TurnOutcome,
 )
 
@@ -276,9 +279,50 @@ class StageMessages(Command, frozen=True, kw_only=True):
 
 
 class PublishSession(Command, frozen=True, kw_only=True):
-    """A staged session becomes an ordinary one."""
+    """A staged session becomes an ordinary one, with the facts that are given.
+
+    A title that is taken gets the next free number. A child by rotation ends its parent, if nothing
+    has, and takes its place in the key's route.
+    """
 
     session_id: SessionId
+    facts: SessionFacts | None = None
+
+
+class ExtendSession(Command, frozen=True, kw_only=True):
+    """An import goes on in a session that is here: rows behind its last one, and what the states
+    of those before have become. `replaces` is the revision that it goes on from.
+    """
+
+    session_id: SessionId
+    base_seq: Seq
+    messages: tuple[Message, ...]
+    states: tuple[StateRange, ...]
+    replaces: int
+    at_ms: int
+
+
+class StageTurns(Command, frozen=True, kw_only=True):
+    """Ended turns, as an import brings them; those that are here stand.
+
+    One without a session is a stand-in: rows refer to it, and nobody knows more. It gives way to
+    the turn itself, and so does one that was cut off by its export.
+    """
+
+    session_id: SessionId
+    turns: tuple[Turn, ...]
+
+
+class DropStaged(Command, frozen=True, kw_only=True):
+    """Staged rows from `from_seq` on go, and what is named of the rest; at last the session, if
+    `whole`. Its turns become stand-ins: rows elsewhere may refer to them.
+    """
+
+    session_id: SessionId
+    from_seq: Seq
+    calls: tuple[Uid, ...] = ()
+    turns: tuple[TurnId, ...] = ()
+    whole: bool = False
 
 
 # Turns and the inbox -------------------------------------------------------------------------
@@ -555,6 +599,9 @@ AnyCommand: TypeAlias = (
     | EraseMessages
     | StageMessages
     | PublishSession
+    | ExtendSession
+    | StageTurns
+    | DropStaged
     | OpenTurn
     | AcceptInbound
     | TakeInbound

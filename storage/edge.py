@@ -20,8 +20,11 @@ from .commands import (
     AddUsage,
     AppendMessages,
     Compact,
+    DropStaged,
     EndTurn,
+    ExtendSession,
     OpenTurn,
+    PublishSession,
     PutChunk,
     Rewind,
     Rotate,
@@ -104,6 +107,16 @@ def _check_command(command: Any) -> int:
             size = _check_drafts("messages", command.messages)
             for message in command.messages:
                 _check_staged(message, command.session_id)
+        case ExtendSession():
+            size = _check_drafts("messages", command.messages, least=0)
+            for message in command.messages:
+                _check_staged(message, command.session_id)
+        case PublishSession():
+            if command.facts is not None and command.facts.title is not None:
+                check_title(command.facts.title)
+        case DropStaged():
+            for call in command.calls:
+                check_uid("calls", call)
         case PutChunk():
             if type(command.data) is not bytes:
                 _refuse("data", f"{type(command.data).__name__} is not bytes", "give bytes")
@@ -278,7 +291,10 @@ def _check_tuple(name: str, values: Any) -> int:
             size += 8
         elif isinstance(value, dict):
             size += check_json(name, cast("Any", value))
-        elif not isinstance(value, Draft):
+        elif isinstance(value, msgspec.Struct):
+            if not isinstance(value, Draft):  # drafts are checked by themselves
+                size += _check_fields(value)
+        else:
             _refuse(name, f"{type(value).__name__} can't be stored", "give what its type says")
     return size
 
@@ -315,6 +331,13 @@ def check_draft(draft: Draft) -> int:
         hint = f"keep it under {DETAILS_BYTES_MAX} bytes; put large things into blobs"
         _refuse("details", f"{details} bytes are too many", hint)
     return size + details
+
+
+def check_message(message: Message) -> int:
+    """Check a message with its place and state, as an import brings it, and return its size."""
+    size = check_draft(message)
+    _check_staged(message, message.session_id)
+    return size
 
 
 def _check_details(draft: Draft) -> int:

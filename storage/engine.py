@@ -42,9 +42,11 @@ if TYPE_CHECKING:
         Route,
         Search,
         Session,
+        Staged,
         Timer,
         Turn,
         TurnUsage,
+        Usage,
         UsageTotal,
     )
     from .units import Durable, Refused, Unit
@@ -169,6 +171,57 @@ class Reader(Protocol):
         ...
 
     def revision(self, session_id: SessionId) -> int: ...
+
+    # Export and import
+    def root_sessions(
+        self, after: str = "", limit: int = 200, *, key: SessionKey | None = None
+    ) -> tuple[SessionId, ...]:
+        """Sessions without a parent that shows (of this key), by id; tombstones included."""
+        ...
+
+    def child_sessions(
+        self, session_id: SessionId, *, key: SessionKey | None = None
+    ) -> tuple[SessionId, ...]:
+        """Its children: the one by rotation first, then the others by id."""
+        ...
+
+    def successor(self, session_id: SessionId) -> SessionId | None:
+        """The child that it was rotated to."""
+        ...
+
+    def stored_rows(self) -> int:
+        """How many messages there are, in all sessions that show."""
+        ...
+
+    def rows_of(self, session_id: SessionId, first: int, limit: int) -> tuple[Message, ...]:
+        """All rows by seq, whatever their state."""
+        ...
+
+    def turns_of(
+        self, session_id: SessionId, after: tuple[int, str] | None = None, limit: int = 200
+    ) -> tuple[Turn, ...]:
+        """The turns that are in the session, by (opened_ms, id)."""
+        ...
+
+    def usage_of(
+        self, session_id: SessionId, after: Uid | None = None, limit: int = 200
+    ) -> tuple[Usage, ...]:
+        """The model calls that it paid for, by their ids."""
+        ...
+
+    def blobs_of(
+        self, session_id: SessionId, after: str = "", limit: int = 200
+    ) -> tuple[BlobId, ...]:
+        """The attachments that its messages refer to."""
+        ...
+
+    def staged_sessions(self, after: str = "", limit: int = 200) -> tuple[Staged, ...]:
+        """What imports have begun with, by id."""
+        ...
+
+    def originals(self, uids: Sequence[Uid]) -> tuple[Message, ...]:
+        """Those of these messages that are originals, wherever, hidden ones as well."""
+        ...
 
     # Search
     def search(self, search: Search) -> Hits:

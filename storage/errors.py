@@ -360,3 +360,36 @@ class NetworkFileSystemError(OpenError):
 
 class UnsupportedError(OnepenError):
     """This machine can't keep the promises: an operating system or a library that is too old."""
+
+
+# Export and import ---------------------------------------------------------------------------
+
+
+class ExportError(OnepenError):
+    """An export can't be written where it was to go; nothing is there under its name."""
+
+    def __init__(self, path: str, problem: str, *, hint: str) -> None:
+        super().__init__(f"{path}: {problem}", hint=hint)
+        self.path = path
+        self.problem = problem
+
+
+class ImportFileError(OnepenError):
+    """A file can't be imported, and why; nothing of it was stored. `line` is 0 for the whole."""
+
+    def __init__(self, path: str, line: int, problem: str, *, hint: str) -> None:
+        where = f"{path}, line {line}" if line else path
+        super().__init__(f"{where}: {problem}", hint=hint)
+        self.path = path
+        self.line = line
+        self.problem = problem
+
+
+class NewerExportError(ImportFileError):
+    """The export was made by a newer onepen."""
+
+    def __init__(self, path: str, version: int, known: int) -> None:
+        problem = f"it is of version {version}, and this onepen knows {known}"
+        super().__init__(path, 1, problem, hint="upgrade onepen, then import it")
+        self.version = version
+        self.known = known

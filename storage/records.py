@@ -170,6 +170,50 @@ class Session(Record, frozen=True, kw_only=True):
     details_version: int = 0
 
 
+class SessionFacts(Record, frozen=True, kw_only=True):
+    """What an import says of a session beside its rows; `next_seq` is how many of them it has."""
+
+    key: SessionKey
+    parent_id: SessionId | None = None
+    edge: Edge | None = None
+    source: str = ""
+    user: str | None = None
+    model: str | None = None
+    title: str | None = None
+    title_origin: TitleOrigin | None = None
+    started_ms: int = 0
+    last_ms: int = 0
+    ended_ms: int | None = None
+    end_reason: str | None = None
+    end_kind: EndKind | None = None
+    archived: bool = False
+    pinned: bool = False
+    meta: JsonObject | None = None
+    deleted: bool = False
+    compaction_count: int = 0
+    next_seq: Seq = Seq(0)
+
+
+class Staged(Record, frozen=True, kw_only=True):
+    """A session that an import has begun with: hidden, with so many rows.
+
+    One that is a parent keeps the place of a session that was never imported.
+    """
+
+    id: SessionId
+    next_seq: Seq
+    is_parent: bool
+
+
+class StateRange(Record, frozen=True, kw_only=True):
+    """The rows from one seq to another are in this state."""
+
+    first: Seq
+    last: Seq
+    state: MessageState
+    summarised_by: Seq | None = None
+
+
 class Route(Record, frozen=True, kw_only=True):
     """A key.
 

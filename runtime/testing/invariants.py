@@ -117,7 +117,8 @@ RULES: Mapping[str, str] = {
         "SELECT session, hex(uid), count(*) FROM messages GROUP BY session, uid HAVING count(*) > 1"
     ),
     "what is summarised has its summary": (
-        "SELECT m.session, m.seq, m.summarised_by FROM messages m WHERE m.state = 1 "
+        "SELECT m.session, m.seq, m.summarised_by FROM messages m "
+        "JOIN sessions s ON s.n = m.session AND s.hidden = 0 WHERE m.state = 1 "
         "AND NOT EXISTS (SELECT 1 FROM messages b "
         "WHERE b.session = m.session AND b.seq = m.summarised_by "
         "AND b.state <> 2)"
@@ -142,7 +143,7 @@ RULES: Mapping[str, str] = {
     "a rotation's parent has ended by compression": (
         "SELECT p.id, p.end_kind, p.end_reason, k.id FROM sessions k "
         "JOIN sessions p ON p.n = k.parent "
-        "WHERE k.edge = 'rotation' AND k.hidden = 0 AND (p.ended_ms IS NULL "
+        "WHERE k.edge = 'rotation' AND k.hidden = 0 AND p.hidden = 0 AND (p.ended_ms IS NULL "
         "OR p.end_reason IS NOT 'compression')"
     ),
     "an end has its time, reason and kind": (

@@ -20,9 +20,19 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from msgspec.structs import replace
+
 from ...storage import commands as c
 from ...storage.identity import BlobId, Incarnation, Seq, SessionId, SessionKey, TurnId
-from ...storage.records import Inbound, Message, Tokens
+from ...storage.records import (
+    Inbound,
+    Message,
+    SessionFacts,
+    StateRange,
+    Tokens,
+    Turn,
+    TurnOutcome,
+)
 from ...storage.units import Guard, Unit
 from .conversation import START_MS, Conversation, uid_of
 
@@ -265,17 +275,118 @@ def _importing() -> list[Workload]:
     )
     publish = c.PublishSession(session_id=session_id)
     made, staged, published = (Unit((command,)) for command in (hidden, stage, publish))
+    facts = SessionFacts(
+        key=chat.key,
+        parent_id=chat.session_id,
+        edge="rotation",
+        title="Chat of ann",
+        title_origin="person",
+        started_ms=START_MS + 5,
+        last_ms=START_MS + 9,
+        meta={"from": "a file"},
+        next_seq=Seq(3),
+    )
+    told = Unit((c.PublishSession(session_id=session_id, facts=facts),))
+    turn_id = TurnId(uid_of("imported/turn"))
+    turns = Unit((_staged_turns(session_id, turn_id, chat.key),))
+    used = Unit((c.AddUsage(call_id=uid_of("call"), session_id=session_id, at_ms=1),))
+    fewer = Unit((c.DropStaged(session_id=session_id, from_seq=Seq(1)),))
+    none = Unit(
+        (
+            c.DropStaged(
+                session_id=session_id,
+                from_seq=Seq(0),
+                calls=(uid_of("call"),),
+                turns=(turn_id,),
+                whole=True,
+            ),
+        )
+    )
     return [
         _single("stage_messages", (*before, made), staged),
         _single("publish_session", (*before, made, staged), published),
+        _single("publish_with_facts", (*before, made, staged), told),
+        _single("stage_turns", (*before, made), turns),
+        _single("drop_staged", (*before, made, staged, turns, used), fewer, none),
+        _extending(),
+        _whole_import(),
     ]
 
 
-def _imported(session_id: SessionId, seq: int, text: str, **fields: Any) -> Message:
+def _staged_turns(session_id: SessionId, turn_id: TurnId, key: SessionKey) -> c.StageTurns:
+    ended: dict[str, Any] = {"key": key, "state": "ended", "opened_ms": 1, "ended_ms": 3}
+    whole = Turn(
+        id=turn_id,
+        session_id=session_id,
+        attempt=2,
+        outcome=TurnOutcome(kind="answered", text="yes", detail={"n": 1}),
+        started_ms=2,
+        **ended,
+    )
+    stand_in = Turn(
+        id=TurnId(uid_of("imported/elsewhere")),
+        outcome=TurnOutcome(kind="interrupted", cause="imported"),
+        **ended,
+    )
+    return c.StageTurns(session_id=session_id, turns=(whole, stand_in))
+
+
+def _whole_import() -> Workload:
+    """A lineage: staged in slices, then both sessions and the key's route in one unit."""
+    _, before = _chat()
+    key, parent, child = SessionKey("file:old"), SessionId("old-1"), SessionId("old-2")
+    turn_id = TurnId(uid_of("old/turn"))
+    steps: list[Batch] = []
+    for number, session_id in enumerate((parent, child)):
+        made = c.CreateSession(session_id=session_id, key=key, at_ms=START_MS, hidden=True)
+        turns = _staged_turns(session_id, TurnId(f"{turn_id}{number}"), key)
+        rows = [_imported(session_id, seq, f"old {seq} " * 40, kept=number) for seq in range(4)]
+        first = c.StageMessages(session_id=session_id, messages=tuple(rows[:2]))
+        second = c.StageMessages(session_id=session_id, messages=tuple(rows[2:]))
+        steps += [Batch((Unit((made, turns, first)),)), Batch((Unit((second,)),))]
+    facts = SessionFacts(key=key, started_ms=START_MS, last_ms=START_MS + 9, next_seq=Seq(4))
+    ended = replace(
+        facts, ended_ms=START_MS + 4, end_reason="compression", end_kind="rotation", title="Old"
+    )
+    went_on = replace(facts, parent_id=parent, edge="rotation", title="Old #2")
+    published = (
+        c.PublishSession(session_id=parent, facts=ended),
+        c.PublishSession(session_id=child, facts=went_on),
+        c.OpenIncarnation(key=key, incarnation=Incarnation(1)),
+        c.SetRoute(key=key, session_id=child, replaces=0, at_ms=START_MS),
+    )
+    return Workload("import_lineage", before, (*steps, Batch((Unit(published),))))
+
+
+def _extending() -> Workload:
+    """An import goes on in a session that is here, and takes its first messages back."""
+    chat, before = _chat()
+    session_id, base = chat.session_id, chat.next_seq
+    extend = c.ExtendSession(
+        session_id=session_id,
+        base_seq=Seq(base),
+        messages=(
+            _imported(session_id, base, "a summary", summary=True, covers=(Seq(0), Seq(1))),
+            _imported(session_id, base + 1, "more"),
+        ),
+        states=(
+            StateRange(first=Seq(0), last=Seq(1), state="summarised", summarised_by=Seq(base)),
+            StateRange(first=Seq(2), last=Seq(2), state="rewound"),
+        ),
+        replaces=chat.revision,
+        at_ms=chat.at(),
+    )
+    return _single("extend_session", before, Unit((extend,)))
+
+
+def _imported(
+    session_id: SessionId, seq: int, text: str, *, kept: int = 0, **fields: Any
+) -> Message:
+    """A row as a file has it; `kept` tells those of several sessions apart."""
     return Message(
         session_id=session_id,
         seq=Seq(seq),
-        uid=uid_of(f"imported/{seq}"),
+        uid=uid_of(f"imported/{seq}" if kept == 0 else f"imported/{kept}/{seq}"),
         role="user",
         text=text,
         created_ms=START_MS + seq,

@@ -41,6 +41,8 @@ from .storage.errors import (
     AmbiguousError,
     ConflictError,
     DatabaseHeldError,
+    ExportError,
+    ImportFileError,
     InvalidContentError,
     MissingError,
     NoGainError,
@@ -68,6 +70,7 @@ from .storage.records import (
 )
 from .storage.records import TurnOutcome as Outcome
 from .storage.sqlite import open_sqlite
+from .storage.transfer import ExportReport, ImportLimits, ImportReport
 from .storage.units import Durable, Guard, Receipt, Refused, Unit, Unknown
 
 __version__ = version("onepen")
@@ -88,10 +91,15 @@ __all__ = [
     "Engine",
     "EngineSettings",
     "Event",
+    "ExportError",
+    "ExportReport",
     "Finalized",
     "Guard",
     "Hit",
     "Hits",
+    "ImportFileError",
+    "ImportLimits",
+    "ImportReport",
     "Inbound",
     "InvalidAgentError",
     "InvalidContentError",

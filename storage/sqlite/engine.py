@@ -41,6 +41,7 @@ from . import (
     connection,
     deletion,
     exchange,
+    importing,
     rewinding,
     schema,
     search_index,
@@ -75,6 +76,7 @@ HANDLERS: Handlers = {
     **exchange.HANDLERS,
     **blobs.HANDLERS,
     **search_index.HANDLERS,
+    **importing.HANDLERS,
 }
 
 # Errors that concern one unit, not the disk. Everything else of apsw's makes the batch unknown.

@@ -15,7 +15,6 @@ from ..commands import (
     CreateSession,
     EndSession,
     OpenIncarnation,
-    PublishSession,
     ReopenSession,
     SetDetails,
     SetFlags,
@@ -121,7 +120,12 @@ def _open_incarnation(tx: Transaction, command: OpenIncarnation) -> None:
 
 
 def move_route(
-    tx: Transaction, key: SessionKey, session_id: SessionId, replaces: int, command: Any
+    tx: Transaction,
+    key: SessionKey,
+    session_id: SessionId,
+    replaces: int,
+    command: Any,
+    at_ms: int | None = None,
 ) -> None:
     """The one place where a key gets another session; always part of a committed unit."""
     route = _stored_route(tx, key)
@@ -130,7 +134,7 @@ def move_route(
         "UPDATE routes SET session_id = ?, route_version = ? WHERE key = ?",
         (session_id, version, key),
     )
-    tx.record_set(key, "route", version, command, command.at_ms)
+    tx.record_set(key, "route", version, command, command.at_ms if at_ms is None else at_ms)
     route.session_id = session_id
     tx.route_writes += 1
 
@@ -300,19 +304,7 @@ def _reopen_session(tx: Transaction, command: ReopenSession) -> None:
     session.end_kind = session.end_reason = None
 
 
-# Imports and marks ---------------------------------------------------------------------------
-
-
-def _session_published(tx: Transaction, command: PublishSession) -> bool:
-    session = tx.session(command.session_id)
-    return session is not None and not session.hidden
-
-
-def _publish_session(tx: Transaction, command: PublishSession) -> None:
-    session = tx.stored_session(command.session_id)
-    tx.change("UPDATE sessions SET hidden = 0 WHERE n = ?", (session.n,))
-    session.hidden = False
-    tx.touch(session)
+# Marks ---------------------------------------------------------------------------------------
 
 
 def _mark_set(tx: Transaction, command: SetMark) -> bool:
@@ -337,6 +329,5 @@ HANDLERS: Handlers = {
     SetDetails: Handler(_session_value("details"), _set_details),
     EndSession: Handler(_session_value("end"), _end_session),
     ReopenSession: Handler(_session_value("end"), _reopen_session),
-    PublishSession: Handler(_session_published, _publish_session),
     SetMark: Handler(_mark_set, _set_mark),
 }

@@ -309,6 +309,7 @@ class Transaction:
             (turn_id, key, at_ms),
         )
         n = self._db.last_insert_rowid()
+        self._absent.discard(turn_id)
         row = (n, key, at_ms, "queued", 0, None, None, None, None, None)
         self._turns[turn_id] = TurnState(row)
 

@@ -150,8 +150,12 @@ def recount_active(tx: Transaction, session: SessionState) -> None:
     find_first_active(tx, session)
 
 
-def find_first_active(tx: Transaction, session: SessionState) -> None:
-    row = tx.one("SELECT min(seq) FROM messages WHERE session = ? AND state = 0", (session.n,))
+def find_first_active(tx: Transaction, session: SessionState, start: int = 0) -> None:
+    """Look for it from a seq on before which there is none."""
+    row = tx.one(
+        "SELECT min(seq) FROM messages WHERE session = ? AND seq >= ? AND state = 0",
+        (session.n, start),
+    )
     session.first_active = row[0] if row is not None and row[0] is not None else session.next_seq
 
 
@@ -219,13 +223,13 @@ def _stage(tx: Transaction, command: StageMessages) -> None:
     for message in command.messages:
         if message.seq != session.next_seq:
             refuse("broken_chain", session.id, session.next_seq, message.seq)
-        _add_as_is(tx, session, message)
+        add_as_is(tx, session, message)
     tx.flush_messages()
-    find_first_active(tx, session)
+    find_first_active(tx, session, session.first_active)
     tx.revise(session)
 
 
-def _add_as_is(tx: Transaction, session: SessionState, message: Message) -> None:
+def add_as_is(tx: Transaction, session: SessionState, message: Message) -> None:
     details = details_of(message)
     first, last = message.covers if message.covers else (None, None)
     kind = (SUMMARY if message.summary else MESSAGE) | (ERASED if message.erased else 0)
@@ -250,6 +254,7 @@ def _add_as_is(tx: Transaction, session: SessionState, message: Message) -> None
     )
     if message.blobs:
         _use_blobs(tx, session, message.seq, message)
+    session.last = (message.seq, message.uid)
     session.next_seq += 1
     if message.state == "active":
         session.active_count += 1

@@ -106,7 +106,9 @@ class TranscriptViews(Queries):
             return [mended_message_of(row) for row in rows]
 
     def message(self, uid: Uid) -> Message | None:
-        rows = self._messages("WHERE m.uid = ? AND m.carried = 0", (bytes.fromhex(uid),))
+        rows = self._messages(
+            "WHERE m.uid = ? AND m.carried = 0 AND s.hidden = 0", (bytes.fromhex(uid),)
+        )
         return rows[0] if rows else None
 
     def revision(self, session_id: SessionId) -> int:

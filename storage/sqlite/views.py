@@ -22,7 +22,7 @@ from ..records import (
     Tokens,
 )
 from .search_views import SearchViews
-from .transcript_views import TranscriptViews
+from .transfer_views import TransferViews
 from .work_views import WorkViews
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _mended_session_of(row: tuple[Any, ...]) -> Session:
         return _session_of(tuple(readable))
 
 
-class SqliteReader(TranscriptViews, SearchViews, WorkViews):
+class SqliteReader(TransferViews, SearchViews, WorkViews):
     """One snapshot of the database."""
 
     # Sessions --------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class SqliteReader(TranscriptViews, SearchViews, WorkViews):
                 WHERE s.edge = 'rotation' AND s.hidden = 0 AND down.depth < 100000),
               line (n, place) AS (
                 SELECT n, -depth FROM up UNION SELECT n, depth FROM down)
-            {session} JOIN line ON line.n = s.n ORDER BY line.place""",
+            {session} JOIN line ON line.n = s.n WHERE s.hidden = 0 ORDER BY line.place""",
             (session_id, session_id),
         )
         return tuple(sessions)

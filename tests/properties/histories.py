@@ -31,8 +31,11 @@ from onepen.storage.records import (
     Role,
     Route,
     Session,
+    SessionFacts,
+    StateRange,
     Tokens,
     ToolCall,
+    Turn,
     TurnOutcome,
 )
 from onepen.storage.units import Guard, Unit
@@ -371,7 +374,12 @@ class Author:
             )
             return Unit((made,))
         session = self._one(hidden)
-        if self._one((True, True, False)):
+        kind = self._one(("stage", "stage", "stage", "publish", "turns", "drop"))
+        if kind == "drop":
+            return Unit((self._dropped(session),))
+        if kind == "turns":
+            return Unit((self._staged_turns(session),))
+        if kind == "stage":
             given = self._draft()
             fields = {name: getattr(given, name) for name in Draft.__struct_fields__}
             message = Message(
@@ -382,7 +390,89 @@ class Author:
                 summary=self._one((False, True)),
             )
             return Unit((c.StageMessages(session_id=session.id, messages=(message,)),))
-        return Unit((c.PublishSession(session_id=session.id),))
+        return Unit((c.PublishSession(session_id=session.id, facts=self._facts(session)),))
+
+    def _facts(self, session: Session) -> SessionFacts | None:
+        state = self.model.state
+        if self._one((True, False)):
+            return None
+        parent = self._one((None, *state.sessions.values()))
+        ended = self._one((None, "boundary", "suspension"))
+        return SessionFacts(
+            key=self._one(KEYS) if parent is None else parent.key,
+            parent_id=None if parent is None else parent.id,
+            edge=None if parent is None else self._one(("rotation", "branch", "delegate")),
+            user=self._one((None, "ann")),
+            title=self._one((None, *TITLES)),
+            title_origin="person",
+            started_ms=self._at(),
+            last_ms=self._now,
+            ended_ms=None if ended is None else self._now,
+            end_reason=None if ended is None else "over",
+            end_kind=ended,
+            pinned=self._one((True, False)),
+            meta=self._one((None, {"a": 1.0})),
+            next_seq=self._one((session.next_seq, session.next_seq, Seq(session.next_seq + 1))),
+        )
+
+    def _dropped(self, session: Session) -> c.DropStaged:
+        state = self.model.state
+        return c.DropStaged(
+            session_id=session.id,
+            from_seq=Seq(self._draw(st.integers(0, session.next_seq))),
+            calls=tuple(state.usage)[:2],
+            turns=tuple(t.id for t in state.turns.values() if t.state == "ended")[:2],
+            whole=self._one((True, False)),
+        )
+
+    def _staged_turns(self, session: Session) -> c.StageTurns:
+        known = [t.id for t in self.model.state.turns.values()]
+        turn = Turn(
+            id=self._one((TurnId(uid_of(self._fresh("turn"))), *known)),
+            key=session.key,
+            session_id=self._one((session.id, None)),
+            state="ended",
+            attempt=self._one((0, 2)),
+            outcome=TurnOutcome(kind="partial", cause=self._one((None, "imported", "exported"))),
+            opened_ms=self._at(),
+            ended_ms=self._now,
+        )
+        return c.StageTurns(session_id=session.id, turns=(turn,))
+
+    def extend(self) -> Unit | None:
+        """An import goes on in a session: rows behind its last, and states of those before."""
+        found = [s for s in self.model.state.sessions.values() if not s.deleted]
+        if not found:
+            return None
+        session = self._one(found)
+        given = [self._draft() for _ in range(self._one((0, 1, 2)))]
+        names = Draft.__struct_fields__
+        rows = tuple(
+            Message(
+                **{name: getattr(draft, name) for name in names},
+                session_id=session.id,
+                seq=Seq(session.next_seq + place),
+                state=self._one(("active", "rewound")),
+            )
+            for place, draft in enumerate(given)
+        )
+        last = session.next_seq + len(rows) - 1
+        covered = [m.summarised_by for m in self._rows(session.id) if m.summarised_by is not None]
+        states: list[StateRange] = []
+        if last >= 0 and not covered and self._one((True, False)):
+            first = self._draw(st.integers(0, last))
+            states.append(
+                StateRange(first=Seq(first), last=Seq(last), state=self._one(("active", "rewound")))
+            )
+        extended = c.ExtendSession(
+            session_id=session.id,
+            base_seq=session.next_seq,
+            messages=rows,
+            states=tuple(states),
+            replaces=session.revision,
+            at_ms=self._at(),
+        )
+        return Unit((extended,))
 
     def switch(self) -> Unit | None:
         key = self._one(KEYS)
@@ -606,7 +696,16 @@ PROPOSALS: tuple[Callable[[Author], Unit | None], ...] = (
     *_FREQUENT * 4,
     *(Author.rotate, Author.rotate, Author.branch, Author.set_value, *[Author.turn] * 5),
     *(Author.open_incarnation, Author.create_row, Author.end_or_reopen, Author.delete),
-    *(Author.stage, Author.switch, Author.inbox, Author.usage, Author.delivery, Author.effect),
+    *(
+        Author.stage,
+        Author.stage,
+        Author.extend,
+        Author.switch,
+        Author.inbox,
+        Author.usage,
+        Author.delivery,
+        Author.effect,
+    ),
     *(Author.question, Author.timer, Author.blob, Author.mark, Author.set_value),
 )
 

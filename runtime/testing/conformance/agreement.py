@@ -104,6 +104,7 @@ def views_of(reader: Reader, names: Names) -> dict[str, Any]:
         views[f"{view.__name__}({asked})"] = _exact(answer)
 
     _ask_about_sessions(reader, names, ask)
+    _ask_about_transfers(reader, names, ask)
     _ask_about_work(reader, names, ask)
     _search(reader, names, ask)
     return views
@@ -168,6 +169,32 @@ def _in_order(value: Any) -> Any:
         items = [_in_order(item) for item in cast("list[Any]", value)]
         return items if isinstance(value, list) else tuple(items)
     return value
+
+
+def _ask_about_transfers(reader: Reader, names: Names, ask: Callable[..., None]) -> None:
+    """What exports and imports look at; all pages but the first are the same with another place."""
+    for key in (None, *names.keys):
+        ask(reader.root_sessions, key=key)
+        ask(reader.root_sessions, "session-2", 2, key=key)
+    ask(reader.stored_rows)
+    ask(reader.staged_sessions)
+    for session_id in names.sessions:
+        ask(reader.child_sessions, session_id)
+        ask(reader.successor, session_id)
+        ask(reader.rows_of, session_id, 1, PAGE)
+        ask(reader.blobs_of, session_id)
+        turns = reader.turns_of(session_id)
+        ask(reader.turns_of, session_id)
+        used = reader.usage_of(session_id)
+        ask(reader.usage_of, session_id)
+        if turns and used:
+            ask(reader.turns_of, session_id, (turns[0].opened_ms, turns[0].id), PAGE)
+            ask(reader.usage_of, session_id, used[0].call_id, PAGE)
+
+    def originals() -> Any:
+        return sorted(reader.originals(tuple(names.uids)), key=lambda m: m.uid)
+
+    ask(originals)
 
 
 def _ask_about_sessions(reader: Reader, names: Names, ask: Callable[..., None]) -> None:

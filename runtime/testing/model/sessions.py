@@ -49,6 +49,13 @@ def move_route(state: State, command: Any, session_id: SessionId) -> None:
     _set_on_key(state, command, "route", command.replaces, session_id=session_id)
 
 
+def hand_over(state: State, key: SessionKey, session_id: SessionId, command: Any) -> None:
+    """The key's route moves, whichever version it has."""
+    route = state.keys[key]
+    version = state.set_value(key, "route", route.route_version, route.route_version, command)
+    state.keys[key] = replace(route, route_version=version, session_id=session_id)
+
+
 def set_route(state: State, command: c.SetRoute) -> bool:
     if state.was_set(command.key, "route", command.replaces, command):
         return False
@@ -202,7 +209,7 @@ def reopen_session(state: State, command: c.ReopenSession) -> bool:
     return True
 
 
-# Deletion and publishing -------------------------------------------------------------------------
+# Deletion ----------------------------------------------------------------------------------------
 
 
 def delete_session(state: State, command: c.DeleteSession) -> bool:
@@ -267,15 +274,6 @@ def _forget_work(state: State, session_id: SessionId) -> None:
     state.questions = {name: q for name, q in state.questions.items() if q.turn_id not in turns}
 
 
-def publish_session(state: State, command: c.PublishSession) -> bool:
-    stored = state.sessions.get(command.session_id)
-    if stored is not None and not stored.hidden:
-        return False
-    session = state.known_session(command.session_id)
-    state.sessions[session.id] = replace(session, hidden=False)
-    return True
-
-
 def set_mark(state: State, command: c.SetMark) -> bool:
     stored = state.marks.get(command.name)
     if stored == command.value:
@@ -312,6 +310,5 @@ COMMANDS: dict[type[c.Command], Any] = {
     c.EndSession: end_session,
     c.ReopenSession: reopen_session,
     c.DeleteSession: delete_session,
-    c.PublishSession: publish_session,
     c.SetMark: set_mark,
 }

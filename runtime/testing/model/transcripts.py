@@ -339,12 +339,12 @@ def stage_messages(state: State, command: c.StageMessages) -> bool:
         if message.seq != state.sessions[session.id].next_seq:
             refuse("broken_chain", session.id)
         state.known_turn(message.turn_id)
-        _stage(state, session.id, message)
+        add_as_is(state, session.id, message)
     revise(state, session.id)
     return True
 
 
-def _stage(state: State, session_id: SessionId, message: Message) -> None:
+def add_as_is(state: State, session_id: SessionId, message: Message) -> None:
     given = {*_DRAFT_FIELDS, "session_id", "seq"}
     marks = {name: value for name, value in asdict(message).items() if name not in given}
     add(state, session_id, message, **marks)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ....storage.errors import AmbiguousError, MissingError
-from ....storage.records import Found, Listed, Tokens, TurnUsage, UsageTotal
+from ....storage.records import (
+    Found,
+    Listed,
+    Staged,
+    Tokens,
+    TurnUsage,
+    UsageTotal,
+)
 from .search import found_in
 from .sessions import tip
 from .transcripts import place, total_bytes
@@ -138,7 +145,7 @@ class ModelReader:
             line.insert(0, parent)
         while (child := self._state.successor(line[-1])) is not None and not child.hidden:
             line.append(child.id)
-        return tuple(s for i in line if (s := self.session(i)) is not None)
+        return tuple(s for i in line if (s := self._visible(i)) is not None)
 
     def tip(self, session_id: SessionId) -> Session | None:
         return self.session(tip(self._state, session_id))
@@ -216,7 +223,8 @@ class ModelReader:
 
     def message(self, uid: Uid) -> Message | None:
         rows = (m for rows in self._state.transcripts.values() for m in rows)
-        return next((m for m in rows if m.uid == uid and not m.carried), None)
+        own = (m for m in rows if m.uid == uid and not m.carried)
+        return next((m for m in own if self._visible(m.session_id) is not None), None)
 
     def turn_messages(self, turn_id: TurnId) -> tuple[Message, ...]:
         turn = self._state.turns.get(turn_id)
@@ -279,6 +287,82 @@ class ModelReader:
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         letters = self._state.dead_letters
         return tuple(letters[turn_id] for turn_id in self._state.turns if turn_id in letters)
+
+    # Export and import -----------------------------------------------------------------------
+
+    def root_sessions(
+        self, after: str = "", limit: int = 200, *, key: SessionKey | None = None
+    ) -> tuple[SessionId, ...]:
+        def root(session: Session) -> bool:
+            parent = None if session.parent_id is None else self._visible(session.parent_id)
+            return parent is None or (key is not None and parent.key != key)
+
+        found = [
+            s.id
+            for s in self._state.sessions.values()
+            if not s.hidden and s.id > after and key in (None, s.key) and root(s)
+        ]
+        return tuple(sorted(found)[:limit])
+
+    def child_sessions(
+        self, session_id: SessionId, *, key: SessionKey | None = None
+    ) -> tuple[SessionId, ...]:
+        children = [
+            s
+            for s in self._state.sessions.values()
+            if s.parent_id == session_id and not s.hidden and key in (None, s.key)
+        ]
+        return tuple(s.id for s in sorted(children, key=lambda s: (s.edge != "rotation", s.id)))
+
+    def successor(self, session_id: SessionId) -> SessionId | None:
+        child = self._state.successor(session_id)
+        return None if child is None or child.hidden else child.id
+
+    def stored_rows(self) -> int:
+        rows = self._state.transcripts
+        return sum(len(rows[s.id]) for s in self._state.sessions.values() if not s.hidden)
+
+    def rows_of(self, session_id: SessionId, first: int, limit: int) -> tuple[Message, ...]:
+        return self._state.transcripts.get(session_id, ())[first : first + limit]
+
+    def turns_of(
+        self, session_id: SessionId, after: tuple[int, str] | None = None, limit: int = 200
+    ) -> tuple[Turn, ...]:
+        turns = sorted(
+            (t for t in self._state.turns.values() if t.session_id == session_id),
+            key=lambda t: (t.opened_ms, t.id),
+        )
+        behind = (t for t in turns if after is None or (t.opened_ms, t.id) > after)
+        return tuple(replace(t, waits=0) for t in behind)[:limit]
+
+    def usage_of(
+        self, session_id: SessionId, after: Uid | None = None, limit: int = 200
+    ) -> tuple[Usage, ...]:
+        used = [u for u in self._state.usage.values() if u.session_id == session_id]
+        behind = (u for u in used if after is None or u.call_id > after)
+        return tuple(sorted(behind, key=lambda u: u.call_id)[:limit])
+
+    def blobs_of(
+        self, session_id: SessionId, after: str = "", limit: int = 200
+    ) -> tuple[BlobId, ...]:
+        rows = self._state.transcripts.get(session_id, ())
+        used = {blob_id for m in rows for blob_id in m.blobs if blob_id > after}
+        return tuple(sorted(used)[:limit])
+
+    def staged_sessions(self, after: str = "", limit: int = 200) -> tuple[Staged, ...]:
+        parents = {s.parent_id for s in self._state.sessions.values()}
+        staged = [
+            Staged(id=s.id, next_seq=s.next_seq, is_parent=s.id in parents)
+            for s in self._state.sessions.values()
+            if s.hidden and not s.deleted and s.id > after
+        ]
+        return tuple(sorted(staged, key=lambda s: s.id)[:limit])
+
+    def originals(self, uids: Sequence[Uid]) -> tuple[Message, ...]:
+        rows = (m for rows in self._state.transcripts.values() for m in rows)
+        return tuple(m for m in rows if not m.carried and m.uid in uids)
+
+    # Usage -----------------------------------------------------------------------------------
 
     def usage(self, session_id: SessionId | None = None) -> tuple[UsageTotal, ...]:
         groups: dict[tuple[str, str, bool], list[Usage]] = {}
