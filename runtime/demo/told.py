@@ -16,6 +16,7 @@ from ..pipe import Lines
 Place: TypeAlias = tuple[int, int]
 """A message: the number of its conversation, and its own number there."""
 
+
 class Accepted(Struct, frozen=True, tag="accepted", array_like=True):
     """A message was acknowledged; `again` if it was found stored, from before the kill."""
 

@@ -9,6 +9,6 @@ starts the child and talks to it, `people` send messages and do things to their 
                          └─▶ ledger ─▶ verdict ◀─ stored ◀───┘
                                           └─▶ report · page
 
-Everything that is drawn (`script`) is a function of the plan, the seed in it above all; what depends
-on when something happens is not, and nobody claims that it is.
+Everything that is drawn (`script`) is a function of the plan, the seed in it above all. What
+depends on when something happens is not, and nobody claims that it is.
 """

@@ -39,7 +39,7 @@ _READ_BYTES = 1 << 16
 async def _lines(source: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
     lines = Lines()
     while data := await source.receive_some(_READ_BYTES):
-        for line in lines.take(data):
+        for line in lines.take(bytes(data)):
             yield line
 
 

@@ -8,6 +8,7 @@ Must never repair or repeat anything: the world outside does.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, final
 
 import trio
@@ -88,7 +89,7 @@ class Desk:
                 retry_s = float(getattr(error, "retry_after_s", 0.0))
                 words = error.message
                 self._tell(Refused(n, type(error).__name__, words, retry_s, typed=True))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            except Exception as error:
                 self._tell(Refused(n, type(error).__name__, repr(error), 0.0, typed=False))
             finally:
                 del self._callers[n]
@@ -101,17 +102,20 @@ class Desk:
             id=inbound_id_of((order.conversation, order.number)),
             reply_to={"conversation": order.conversation},
         )
-        key: Any = key_of(order.conversation)
+        key, started_s = key_of(order.conversation), time.perf_counter()
         busy: Any = order.busy
         submission = await self._runtime.submit(key, inbound, busy=busy)
         disposition = submission.disposition
         repeated = submission.repeated
-        self._tell(Accepted(order.n, submission.turn_id, disposition, repeated))
+        seconds = time.perf_counter() - started_s
+        self._tell(Accepted(order.n, submission.turn_id, disposition, repeated, seconds))
         if disposition == "rejected":
             return
         reply = await submission.reply()
         kind, cause = reply.outcome.kind, reply.outcome.cause
-        self._tell(Replied(order.n, reply.turn_id, kind, cause, reply.text, reply.session_id))
+        seconds = time.perf_counter() - started_s
+        told = (reply.turn_id, kind, cause, reply.text, reply.session_id)
+        self._tell(Replied(order.n, *told, seconds))
 
     async def _do(self, order: Do) -> None:
         runtime, key, session = self._runtime, key_of(order.conversation), ""

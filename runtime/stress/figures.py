@@ -43,11 +43,9 @@ def spread_of(measured: Iterable[float]) -> Spread:
         return Spread()
 
     def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+        return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 4)
 
-    return Spread(
-        count=len(ordered), p50=at(0.5), p95=at(0.95), p99=at(0.99), max=ordered[-1]
-    )
+    return Spread(count=len(ordered), p50=at(0.5), p95=at(0.95), p99=at(0.99), max=at(1.0))
 
 
 class Slot(Struct, kw_only=True):
@@ -201,10 +199,10 @@ class Figures:
             shown=sum(second.shown for second in seconds),
             accept_ms=spread_of(accept),
             reply_ms=spread_of(reply),
-            memory_mb=max(second.memory for second in seconds) / 2**20,
+            memory_mb=round(max(second.memory for second in seconds) / 2**20, 1),
             units=max(second.units for second in seconds),
             running=max(second.running for second in seconds),
-            gap_max_ms=max(second.gap_max_ms for second in seconds),
+            gap_max_ms=round(max(second.gap_max_ms for second in seconds), 1),
         )
 
 

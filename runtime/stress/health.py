@@ -9,13 +9,15 @@ are what the file system says, and a search is made by somebody who looks on.
 from __future__ import annotations
 
 import stat
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ...storage.identity import SessionKey
 from ...storage.records import Hits, Search
 from ...storage.sqlite import open_onlooker
 from ..searching import find_page
 from .figures import spread_of
-from .script import inbound_id_of, word_of
+from .script import inbound_id_of, key_of, word_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from .stored import Stored
     from .verdict import Verdict
 
-_SEARCHES_MAX = 60
+_SEARCHES_MAX = 24  # each reads what is not indexed yet
 _PAST_BOUNDS = 1.25  # what is on its way already may be posted past a bound
 _NOT_PLANNED = {
     "crashes": "session actors crashed",
@@ -61,7 +63,7 @@ def judge_health(
 
 def _lives(verdict: Verdict, lives: Sequence[Life]) -> None:
     epochs = [life.epoch for life in lives if life.ready is not None]
-    back = [f"{b} behind {a}" for a, b in zip(epochs, epochs[1:], strict=False) if b <= a]
+    back = [f"{b} behind {a}" for a, b in pairwise(epochs) if b <= a]
     verdict.add("each opening moves the epoch", ("INV-12", "INV-19"), len(epochs), back)
     ended = [life for life in lives if life.left is not None]
     left: list[str] = []
@@ -133,7 +135,8 @@ async def judge_search(verdict: Verdict, stored: Stored, path: Path) -> None:
 
     try:
         for place in places:
-            wanted = Search(text=word_of(place), role="user", limit=5)
+            key = SessionKey(key_of(place[0]))
+            wanted = Search(text=word_of(place), role="user", key=key, limit=5)
             found = (await find_page(read, wanted)).hits
             expected = place not in stored.rewound
             if len(found) != expected:

@@ -32,16 +32,17 @@ class Promise(NamedTuple):
 class Said:
     """One message, from its first sending on."""
 
-    __slots__ = ("accepted", "busy", "replies", "sent", "told", "turn_id")
+    __slots__ = ("accepted", "busy", "replies", "sent", "told", "turns")
 
     def __init__(self, sent: int, busy: str) -> None:
         self.busy = busy
         self.sent = sent
         """When it was sent first, and acknowledged first, in the world's own order."""
         self.accepted: int | None = None
-        self.turn_id: str | None = None
-        self.replies: list[tuple[str, str | None, str]] = []
-        """Ends of its turn that were told: kind, cause and text."""
+        self.turns: set[str] = set()
+        """The turns that were said to answer it: its own, or the one that it was steered into."""
+        self.replies: list[tuple[str, str, str | None, str]] = []
+        """Ends that were told: turn, kind, cause and text."""
         self.told = False
 
 
@@ -107,19 +108,18 @@ class Ledger:
             return
         self.repeats += line.repeated
         self._order += 1
+        said.turns.add(line.turn_id)
         if said.accepted is not None:
             self.looked["recognised"] += 1
-            if said.turn_id != line.turn_id:
-                self.note("one turn", f"{who}: turn {line.turn_id} beside {said.turn_id}")
-            elif not line.repeated and asked > said.accepted:
+            if not line.repeated and asked > said.accepted:
                 self.note("recognised", f"{who} was acknowledged before, and taken as new")
             return
-        said.accepted, said.turn_id = self._order, line.turn_id
+        said.accepted = self._order
         self.promise("message", who, who)
 
     def replied(self, place: Place, line: Replied) -> None:
         said = self.messages[place]
-        said.replies.append((line.kind, line.cause, line.text))
+        said.replies.append((line.turn_id, line.kind, line.cause, line.text))
         if not said.told:
             self.outcomes[line.kind] += 1
         said.told = True

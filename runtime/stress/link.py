@@ -228,7 +228,7 @@ class Link:
         assert process.stdout is not None
         lines = Lines()
         while data := await process.stdout.receive_some(_READ_BYTES):
-            for line in lines.take(data):
+            for line in lines.take(bytes(data)):
                 self._take(decode_line(line), life)
 
     def _take(self, line: Line, life: Life) -> None:

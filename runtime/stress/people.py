@@ -9,7 +9,6 @@ Must never tell the runtime anything that a gateway would not know.
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, final
 
 import trio
@@ -19,6 +18,8 @@ from .script import chance, inbound_id_of, step_of, text_of
 from .wire import Accepted, Answer, Cancel, Cancelled, Do, Done, Interrupt, Refused, Replied, Send
 
 if TYPE_CHECKING:
+    import random
+
     from .figures import Figures
     from .ledger import Ledger
     from .link import Answered, Call, Link
@@ -140,23 +141,25 @@ class People:
         acknowledged: trio.Event,
     ) -> bool:
         """Once; whether its end is told. Raises `LostError`."""
-        ledger, asked, sent_s = self._ledger, self._ledger.now, trio.current_time()
+        ledger, asked, repeated = self._ledger, self._ledger.now, False
         call = self._link.ask(lambda n: Send(n, *place, message.busy, text))
         if cancel_s is not None and self._nursery is not None:
             self._nursery.start_soon(self._cancel, call, cancel_s)
         try:
             line = await self._first_line(call, place)
             if isinstance(line, Accepted):
-                self._figures.accepted(trio.current_time() - sent_s)
+                self._figures.accepted(line.seconds)
                 ledger.accepted(place, line, asked)
                 acknowledged.set()
+                repeated = line.repeated
                 if line.disposition == "rejected":
                     return True
                 line = await call.next()
         finally:
             self._link.over(call)
         if isinstance(line, Replied):
-            self._figures.replied(trio.current_time() - sent_s)
+            if not repeated:  # it may have waited for nothing
+                self._figures.replied(line.seconds)
             ledger.replied(place, line)
             return True
         if isinstance(line, Cancelled):

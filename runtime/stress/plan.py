@@ -77,9 +77,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     # The agent
     latency_min_s: Annotated[float, _seconds("How long an agent takes.")] = 0.001
-    latency_max_s: Annotated[
-        float, _seconds("At most; drawn evenly on a logarithmic scale.")
-    ] = 0.2
+    latency_max_s: Annotated[float, _seconds("At most; drawn evenly on a logarithmic scale.")] = 0.2
     failing: Annotated[float, _share("Turns whose agent raises.")] = 0.03
     hanging: Annotated[float, _share("Turns whose agent hangs until the deadline.")] = 0.002
     turn_deadline_s: Annotated[
@@ -115,7 +113,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     ] = "FULL"
     settings: Annotated[
         dict[str, str], Meta(description="Settings by name, over those of the plan.")
-    ] = {}  # noqa: RUF012 - msgspec copies it
+    ] = {}
 
     # Limits
     drain_s: Annotated[

@@ -9,12 +9,11 @@ the end and judges what there is. No process outlives it.
 from __future__ import annotations
 
 import signal
-from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import trio
-from msgspec import Struct
 
+from ..testing.invariants import inspecting
 from .figures import Figures
 from .health import judge_health, judge_search
 from .ledger import Ledger
@@ -27,6 +26,7 @@ from .wire import Did, Heard, Pulse, Rotated, Shown, Wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from .link import Life
     from .plan import Plan
@@ -37,7 +37,7 @@ _TICK_S = 0.25
 _HURRIED_S = 10.0  # how long an interrupted test waits for what is under way
 
 
-class Result(Struct, kw_only=True):
+class Result(NamedTuple):
     """What a stress test came to."""
 
     plan: Plan
@@ -109,13 +109,13 @@ class Test:
 
     async def _play(self) -> None:
         try:
-            async with trio.open_nursery(strict_exception_groups=False) as nursery:
+            async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.trouble.run)
                 nursery.start_soon(self._calm_down)
                 await self._talk()
                 self.stage = "the process ends in order"
                 self.trouble.finish()
-        except HopelessError:
+        except* HopelessError:
             self.ledger.note("drain", f"nobody serves {self.people.talking} people any more")
 
     async def _talk(self) -> None:
@@ -192,8 +192,6 @@ class Test:
 
 
 def _last_delivery(path: Path) -> int:
-    from ..testing.invariants import inspecting
-
     if not path.exists():
         return 0
     with inspecting(path) as db:

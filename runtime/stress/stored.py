@@ -197,14 +197,17 @@ def _look_at_turns(db: apsw.Connection, stored: Stored) -> None:
 def _look_at_messages(db: apsw.Connection, plan: Plan, stored: Stored) -> None:
     """Messages count where they were said, and only if every character is as it was sent."""
     query = (
-        "SELECT m.n, m.role, m.text, m.state, s.key, t.id FROM messages m "
+        "SELECT m.n, m.role, m.text, m.state, s.key, t.id, m.details ->> '$.finish_reason' "
+        "FROM messages m "
         "JOIN sessions s ON s.n = m.session LEFT JOIN turns t ON t.n = m.turn "
         "WHERE m.carried = 0 AND m.kind = 0 AND m.role IN ('user', 'assistant') "
         "AND m.text IS NOT NULL ORDER BY m.n"
     )
-    for n, role, text, state, key, turn_id in _rows(db, query):
+    for n, role, text, state, key, turn_id, finish in _rows(db, query):
         place = place_of(text)
         ours = place is not None and key == key_of(place[0])
+        if finish == "partial" and place is None:  # cut before it had said whose it is
+            ours = f"re {key.removeprefix(f'{SOURCE}:')}/".startswith(text[:3])
         if role == "user" and place is not None and ours:
             ours = text == text_of(plan, place)
             if ours:

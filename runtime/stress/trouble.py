@@ -87,9 +87,7 @@ class Trouble:
         """Until the process is gone."""
         await life.runs.wait()
         if self._plan.kill_every_s and not self._calm.is_set():
-            if end.early:
-                await self._wait(life, end.after_s)
-            elif await self._is_ready(life):
+            if end.early or await self._is_ready(life):
                 await self._wait(life, end.after_s)
             if not self._calm.is_set():
                 await self._end(life, end)

@@ -19,6 +19,7 @@ from .script import inbound_id_of, key_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ...storage.records import TurnOutcome
     from .ledger import Ledger, Said
     from .plan import Plan
     from .script import Place
@@ -52,7 +53,6 @@ _NOTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("kept sessions", "rotations told, in the file behind each end", ("INV-6",)),
     ("kept events", "events told, in the file behind each end", ("INV-3", "INV-17")),
     ("recognised", "repeats recognised", ("INV-1", "INV-11")),
-    ("one turn", "repeats follow the first turn", ("INV-1",)),
     ("one writer", "a second writer is kept out", ("INV-12",)),
     ("events", "events numbered without gap or repeat", ("INV-4",)),
     ("requests end", "acknowledged, or refused, in time", ("INV-15",)),
@@ -111,7 +111,9 @@ class Verdict:
         self.add("no message is stored twice", ("INV-1",), len(stored.said), twice)
         unsaid = [p for p in stored.said if p not in stored.inbox]
         foreign = [*stored.foreign, *(f"{inbound_id_of(p)} was never accepted" for p in unsaid)]
-        self.add("rows are as they were said, and where", ("INV-16", "INV-20"), len(places), foreign)
+        self.add(
+            "rows are as they were said, and where", ("INV-16", "INV-20"), len(places), foreign
+        )
 
     def _loss(self, place: Place) -> str | None:
         """Why a message counts as lost; one whose turn never began stays out of the transcript."""
@@ -156,21 +158,26 @@ class Verdict:
     # Replies and turns ---------------------------------------------------------------------------
 
     def _replies(self) -> None:
-        stored, wrong, rowless, looked, answered = self._stored, list[str](), list[str](), 0, 0
+        stored, wrong, rowless, strange = self._stored, list[str](), list[str](), list[str]()
+        looked = answered = 0
         for place, said in self._acknowledged():
-            turn = stored.turns.get(said.turn_id or "")
-            for kind, cause, text in said.replies:
+            entry, who = stored.inbox.get(place), inbound_id_of(place)
+            mine: set[str | None] = set() if entry is None else {entry.turn_id, entry.into}
+            strange += [f"{who}: turn {name}" for name in sorted(said.turns) if name not in mine]
+            for name, *told in said.replies:
                 looked += 1
-                outcome = None if turn is None else turn.outcome
-                told = (kind, cause, text)
-                if outcome is None or (outcome.kind, outcome.cause, reply_text(outcome)) != told:
+                turn = stored.turns.get(name)
+                outcome = None if turn is None or name not in mine else turn.outcome
+                if outcome is None or _told(outcome) != told:
                     # A turn that was cut may have been taken up again by a later repeat.
-                    if turn is None or kind != "interrupted" or turn.attempt < 2:
-                        wrong.append(f"{inbound_id_of(place)}: told {told!r}, stored {outcome}")
-                elif kind == "answered":
+                    if turn is None or told[0] != "interrupted" or turn.attempt < 2:
+                        wrong.append(f"{who}: told {told!r}, stored {outcome}")
+                elif told[0] == "answered":
                     answered += 1
-                    if text not in stored.answers[said.turn_id or ""]:
-                        rowless.append(f"{inbound_id_of(place)}: {text[:40]!r}")
+                    if told[2] not in stored.answers[name]:
+                        rowless.append(f"{who}: {str(told[2])[:40]!r}")
+        rule = "a message has one turn, whoever repeats it"
+        self.add(rule, ("INV-1",), self._ledger.looked["recognised"], strange)
         self.add("replies are what is stored of their turns", ("INV-3",), looked, wrong)
         self.add("answers are rows of their turns", ("INV-3", "INV-5"), answered, rowless)
 
@@ -178,11 +185,11 @@ class Verdict:
         stored = self._stored
         left = [f"{name}: {t.state}" for name, t in stored.turns.items() if t.state != "ended"]
         self.add("no turn is left without an end", ("INV-9", "INV-15"), len(stored.turns), left)
-        shown = {line.turn_id: True for line in self._ledger.shown.values()}
+        shown = {line.turn_id for line in self._ledger.shown.values()}
         untold = [
             inbound_id_of(place)
             for place, said in self._acknowledged()
-            if not said.told and said.turn_id not in shown and self._has_words(place)
+            if not said.told and not said.turns & shown and self._has_words(place)
         ]
         count = len(self._ledger.messages)
         self.add("everybody is told of the end", ("INV-3", "INV-15"), count, untold)
@@ -286,9 +293,12 @@ class Verdict:
             return len(ledger.messages)
         if name == "events":
             return ledger.promised["event"]
-        if name == "one turn":
-            return ledger.looked["recognised"]
         return ledger.looked[name]
+
+
+def _told(outcome: TurnOutcome) -> list[str | None]:
+    """What whoever follows a turn is told of its end."""
+    return [outcome.kind, outcome.cause, reply_text(outcome)]
 
 
 def _out_of_order(ranked: list[tuple[Said, int, Place]], what: str) -> list[str]:

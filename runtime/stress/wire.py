@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from .plan import Plan
 
-
 # Orders ------------------------------------------------------------------------------------------
 
 
@@ -86,12 +85,13 @@ class Ready(Struct, frozen=True, tag="ready", array_like=True):
 
 
 class Accepted(Struct, frozen=True, tag="accepted", array_like=True):
-    """A message is durable, or was turned away (`rejected`)."""
+    """A message is durable, or was turned away (`rejected`); how long that took, in the process."""
 
     n: int
     turn_id: str
     disposition: str
     repeated: bool
+    seconds: float
 
 
 class Replied(Struct, frozen=True, tag="replied", array_like=True):
@@ -103,6 +103,7 @@ class Replied(Struct, frozen=True, tag="replied", array_like=True):
     cause: str | None
     text: str
     session_id: str
+    seconds: float
 
 
 class Done(Struct, frozen=True, tag="done", array_like=True):
