@@ -20,11 +20,14 @@ from msgspec import Meta
 from rich.text import Text
 
 from ...storage.errors import OnepenError
+from ..settings import Settings, names_of
+from ..settings.names import nearest
 from ..stress.link import CHILD
 from ..stress.page import page_of
 from ..stress.plan import PROFILES, Plan, PlanError, option_of, plan_of, settings_of
 from ..stress.report import report_of, tables_of
 from ..stress.run import Test
+from ..stress.stored import first_numbers
 from .screen import Screen, shown
 
 if TYPE_CHECKING:
@@ -76,7 +79,10 @@ def _settings_of(words: tuple[str, ...]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals:
             raise PlanError(f"--set {word}: no value", hint="write like engine.readers_max=2")
-        settings[name.strip()] = value.strip()
+        if name not in names_of(Settings):
+            hint = "did you mean " + (nearest(name) or "something else")
+            raise PlanError(f"--set {name}: there is no such setting", hint=hint)
+        settings[name] = value
     return settings
 
 
@@ -133,14 +139,14 @@ def stress(
         given.setdefault("seed", secrets.randbelow(_SEED_MAX))
         plan = plan_of({**given, "settings": _settings_of(sets)}, profile)
         settings_of(plan)
-        _check_place(database, going_on=going_on)
+        first = _first_numbers(database, going_on=going_on)
     except OnepenError as error:
         raise click.UsageError(str(error)) from error
     ctx = click.get_current_context()
     screen = Screen.of(ctx)
     folder = None if database is not None else Path(tempfile.mkdtemp(prefix="onepen-stress-"))
     path = database if database is not None else (folder or Path()) / "stress.db"
-    report = _run(screen, plan, path, child_module, going_on=going_on)
+    report = _run(screen, plan, path, child_module, first)
     if folder is not None and report["sound"]:
         shutil.rmtree(folder, ignore_errors=True)
     if html_to is not None:
@@ -157,29 +163,32 @@ def stress(
         ctx.exit(_INTERRUPTED)
 
 
-def _check_place(database: Path | None, *, going_on: bool) -> None:
-    """Whatever stands there is somebody's."""
+def _first_numbers(database: Path | None, *, going_on: bool) -> dict[int, int]:
+    """Where each conversation goes on. Whatever else stands there is somebody's."""
     if database is None:
         if going_on:
             raise PlanError("--continue needs a file", hint="name it by --database")
-        return
+        return {}
     if not database.parent.is_dir():
         raise PlanError(f"{database.parent} is no folder", hint="make it first")
     if going_on:
         if not database.exists():
             raise PlanError(f"{database} does not exist", hint="leave out --continue")
-        return
+        return first_numbers(database)
     if database.exists() and database.stat().st_size:
         hint = "name another file, or give --continue for the file of another stress test"
         raise PlanError(f"{database} is there already", hint=hint)
+    return {}
 
 
-def _run(screen: Screen, plan: Plan, path: Path, module: str, *, going_on: bool) -> dict[str, Any]:
+def _run(
+    screen: Screen, plan: Plan, path: Path, module: str, first: dict[int, int]
+) -> dict[str, Any]:
     with screen.progress() as display:
         news = _News(display, plan)
 
         async def run() -> dict[str, Any]:
-            test = Test(plan, path, news.tick, module=module, going_on=going_on)
+            test = Test(plan, path, news.tick, module=module, first=first)
             return report_of(await test.run())
 
         report = trio.run(run)
@@ -205,10 +214,9 @@ class _News:
         ledger, figures = test.ledger, test.figures
         ends = sum(life.asked == "SIGKILL" for life in test.link.lives)
         wrong = ledger.wrong.total()
-        untold = len(ledger.messages) - sum(said.told for said in ledger.messages.values())
         self._words = (
             f"{figures.now_s:.0f} s, {ledger.acknowledged:,} messages acknowledged, "
-            f"{untold:,} open, {len(ledger.shown):,} shown, {ends} kills, "
+            f"{test.link.open_calls:,} open, {len(ledger.shown):,} shown, {ends} kills, "
             f"{figures.peaks['memory'] / 2**20:.0f} MiB at most"
         )
         if wrong:

@@ -55,7 +55,7 @@ def judge_health(
     verdict.add("nothing inside breaks", ("INV-13",), len(counts) and 1, odd)
     readable = [
         f"{file.name} has mode {stat.S_IMODE(file.stat().st_mode):o}"
-        for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-lock")))
+        for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", ".lock")))
         if file.exists() and file.stat().st_mode & 0o077
     ]
     verdict.add("nobody else may read the files", ("INV-21",), 1, readable)

@@ -62,13 +62,13 @@ class People:
         self._link = link
         self._ledger = ledger
         self._first = first
-        self._calm = trio.Event()
+        self.calm = trio.Event()
         self._nursery: trio.Nursery | None = None
         self.talking = 0
 
     def calm_down(self) -> None:
         """Nobody begins anything new; what is begun is brought to an end."""
-        self._calm.set()
+        self.calm.set()
 
     async def run(self) -> None:
         """Until everybody has calmed down and heard of everything they wait for."""
@@ -82,11 +82,11 @@ class People:
         room = trio.Semaphore(self._plan.unanswered_max)
         self.talking += 1
         async with trio.open_nursery() as nursery:
-            while not self._calm.is_set():
+            while not self.calm.is_set():
                 step = step_of(self._plan, conversation, steps, number)
                 steps += 1
                 with trio.move_on_after(step.pause_s):
-                    await self._calm.wait()
+                    await self.calm.wait()
                 await trio.lowlevel.checkpoint()
                 if step.move is not None:
                     await self._move(conversation, step)
@@ -198,7 +198,7 @@ class People:
         if delay_s:
             await acknowledged.wait()
             with trio.move_on_after(delay_s):
-                await self._calm.wait()
+                await self.calm.wait()
         await self._link.serving()
         self._ledger.actions["duplicate"] += 1
         try:

@@ -46,7 +46,9 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     seed: Annotated[int, Meta(ge=0, le=2**53, description="Everything is drawn from it.")] = 1
     sessions: Annotated[int, _count("Conversations at the same time.")] = 50
-    duration_s: Annotated[float, _seconds("How long people begin anything new.")] = 30.0
+    duration_s: Annotated[
+        float, _seconds("How long people begin anything new, from when it serves.")
+    ] = 30.0
 
     # What ends the process
     kill_every_s: Annotated[

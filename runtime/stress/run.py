@@ -19,7 +19,7 @@ from .health import judge_health, judge_search
 from .ledger import Ledger
 from .link import CHILD, Link
 from .people import People
-from .stored import first_numbers, look
+from .stored import look
 from .trouble import HopelessError, Trouble
 from .verdict import Verdict
 from .wire import Did, Heard, Pulse, Rotated, Shown, Wrong
@@ -67,15 +67,14 @@ class Test:
         tick: Callable[[Test], None],
         *,
         module: str = CHILD,
-        going_on: bool = False,
+        first: dict[int, int] | None = None,
     ) -> None:
-        first = first_numbers(path) if going_on else {}
         self.plan = plan
         self.path = path
         self.ledger = Ledger()
         self.figures = Figures()
         self.link = Link(plan, path, module, self.ledger.note, self._take)
-        self.people = People(plan, self.link, self.ledger, self.figures, first)
+        self.people = People(plan, self.link, self.ledger, self.figures, first or {})
         self.trouble = Trouble(plan, path, self.link, self.ledger)
         self.stage = "people talk"
         self.interrupted = False
@@ -130,16 +129,29 @@ class Test:
             self.ledger.note("drain", words)
 
     async def _calm_down(self) -> None:
-        with trio.move_on_after(self.plan.duration_s):
-            await self._hurry.wait()
+        await self._enough()
         self.stage = "the rest is answered"
         self.people.calm_down()
         self.trouble.calm_down()
 
+    async def _enough(self) -> None:
+        """Time counts from when somebody serves. A test with ends has at least one of them."""
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_when_hurried, scope)
+                await self.link.serving()
+                await trio.sleep(self.plan.duration_s)
+                if 0 < self.plan.kill_every_s <= self.plan.duration_s:
+                    await self.trouble.begun.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _cancel_when_hurried(self, scope: trio.CancelScope) -> None:
+        await self._hurry.wait()
+        scope.cancel()
+
     async def _limit(self, talking: trio.CancelScope) -> None:
         """How long the rest may take, once nobody begins anything new."""
-        with trio.move_on_after(self.plan.duration_s):
-            await self._hurry.wait()
+        await self.people.calm.wait()
         limit_s = min(self.plan.drain_s, _HURRIED_S) if self.interrupted else self.plan.drain_s
         talking.deadline = trio.current_time() + limit_s
 

@@ -55,6 +55,8 @@ class Trouble:
         self._ledger = ledger
         self._calm = trio.Event()
         self._done = trio.Event()
+        self.begun = trio.Event()
+        """A life was brought to its end by us."""
         self.looks_s = 0.0
 
     def calm_down(self) -> None:
@@ -127,6 +129,7 @@ class Trouble:
             return
         if end.intruder and life.serves.is_set():
             await trio.to_thread.run_sync(self._intrude, life)
+        self.begun.set()
         orderly = end.signal != "SIGKILL" and life.serves.is_set()
         life.send_signal(end.signal if orderly else "SIGKILL")
         if orderly:

@@ -152,7 +152,7 @@ class Verdict:
                 ),
             ):
                 looked += len(ranked)
-                wrong += _out_of_order(ranked, what)
+                wrong += out_of_order(ranked, what)
         self.add("messages stand in the order of their sending", ("INV-4",), looked, wrong)
 
     # Replies and turns ---------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def _told(outcome: TurnOutcome) -> list[str | None]:
     return [outcome.kind, outcome.cause, reply_text(outcome)]
 
 
-def _out_of_order(ranked: list[tuple[Said, int, Place]], what: str) -> list[str]:
+def out_of_order(ranked: list[tuple[Said, int, Place]], what: str) -> list[str]:
     """Pairs of which the one was sent behind the other's acknowledgement, and stands before it."""
     wrong: list[str] = []
     ranked.sort(key=lambda one: one[1])
