@@ -123,7 +123,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     ] = 30.0
     request_s: Annotated[
         float, Meta(gt=0, le=86_400, description="How long an acknowledgement may take.")
-    ] = 15.0
+    ] = 30.0
     memory_max_mb: Annotated[
         int, Meta(ge=0, description="Memory of the process, in MiB; 0 for no limit.")
     ] = 1_024
@@ -146,6 +146,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "size_max": 40_000,
         "latency_max_s": 1.0,
         "unanswered_max": 6,
+        "request_s": 120.0,
         "drain_s": 120.0,
     },
     # Long lives, so that a leak has time to show; the numbers are those of the published goal.
@@ -220,7 +221,7 @@ def command_of(plan: Plan) -> str:
 def settings_of(plan: Plan) -> Settings:
     """The runtime's settings under this plan. Raises `SettingsError`."""
     values: dict[str, object] = {
-        "shutdown_s": min(15.0, plan.drain_s),
+        "shutdown_s": min(30.0, plan.drain_s),
         "sessions.turn_deadline_s": plan.turn_deadline_s,
         "sessions.question_timeout_s": 10.0,
         "deliveries.backoff_s": 0.02,

@@ -82,13 +82,19 @@ class Test:
         self._hurry = trio.Event()
 
     async def run(self) -> Result:
-        """To the verdict. Whatever goes wrong in the process under test is a part of it."""
+        """To the verdict. Whatever goes wrong in the process under test is a part of it.
+
+        Raises `KeyboardInterrupt` when it is interrupted a second time.
+        """
         before = _last_delivery(self.path)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._heed_signals)
-            nursery.start_soon(self._keep_ticking)
-            await self._play()
-            nursery.cancel_scope.cancel()
+        with trio.CancelScope() as everything:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._heed_signals, everything)
+                nursery.start_soon(self._keep_ticking)
+                await self._play()
+                nursery.cancel_scope.cancel()
+        if everything.cancelled_caught:
+            raise KeyboardInterrupt
         seconds = self.figures.now_s
         self.stage = "the file is judged"
         self._tick(self)
@@ -155,12 +161,12 @@ class Test:
         limit_s = min(self.plan.drain_s, _HURRIED_S) if self.interrupted else self.plan.drain_s
         talking.deadline = trio.current_time() + limit_s
 
-    async def _heed_signals(self) -> None:
+    async def _heed_signals(self, everything: trio.CancelScope) -> None:
         """The first asks for the verdict so far; the second does not wait for it."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
                 if self.interrupted:
-                    raise KeyboardInterrupt
+                    everything.cancel()
                 self.interrupted = True
                 self._hurry.set()
 

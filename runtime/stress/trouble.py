@@ -16,6 +16,7 @@ from ...storage.errors import DatabaseHeldError, OnepenError
 from ...storage.sqlite import open_sqlite
 from ..system import SystemClock
 from .link import Life
+from .plan import settings_of
 from .script import end_of
 from .stored import broken
 from .wire import Finish
@@ -76,6 +77,8 @@ class Trouble:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._link.live, life)
                 await self._see_through(life, end)
+            self._ledger.looked["process"] += 1
+            self._ledger.looked["orderly ends"] += life.asked not in (None, "SIGKILL")
             await self._look()
             if life.asked == "finish":
                 return
@@ -149,7 +152,7 @@ class Trouble:
         await self._in_time(life, "finish", self._plan.drain_s)
 
     async def _in_time(self, life: Life, asked: str, more_s: float = 0.0) -> None:
-        limit_s = min(15.0, self._plan.drain_s) + _END_GRACE_S + more_s
+        limit_s = settings_of(self._plan).shutdown_s + _END_GRACE_S + more_s
         with trio.move_on_after(limit_s):
             await life.gone.wait()
             return
