@@ -22,18 +22,19 @@ from rich.text import Text
 from ...storage.errors import OnepenError
 from ..settings import Settings, names_of
 from ..settings.names import nearest
+from ..stress.before import NOTHING, before_of
 from ..stress.link import CHILD
 from ..stress.page import page_of
 from ..stress.plan import PROFILES, Plan, PlanError, option_of, plan_of, settings_of
 from ..stress.report import report_of, tables_of
 from ..stress.run import Test
-from ..stress.stored import first_numbers
 from .screen import Screen, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..display import Display
+    from ..stress.before import Before
 
 _INTERRUPTED = 130
 _EXAMPLES_SHOWN = 5
@@ -139,14 +140,14 @@ def stress(
         given.setdefault("seed", secrets.randbelow(_SEED_MAX))
         plan = plan_of({**given, "settings": _settings_of(sets)}, profile)
         settings_of(plan)
-        first = _first_numbers(database, going_on=going_on)
+        before = _before(database, going_on=going_on)
     except OnepenError as error:
         raise click.UsageError(str(error)) from error
     ctx = click.get_current_context()
     screen = Screen.of(ctx)
     folder = None if database is not None else Path(tempfile.mkdtemp(prefix="onepen-stress-"))
     path = database if database is not None else (folder or Path()) / "stress.db"
-    report = _run(screen, plan, path, child_module, first)
+    report = _run(screen, plan, path, child_module, before)
     if folder is not None and report["sound"]:
         shutil.rmtree(folder, ignore_errors=True)
     if html_to is not None:
@@ -163,32 +164,30 @@ def stress(
         ctx.exit(_INTERRUPTED)
 
 
-def _first_numbers(database: Path | None, *, going_on: bool) -> dict[int, int]:
-    """Where each conversation goes on. Whatever else stands there is somebody's."""
+def _before(database: Path | None, *, going_on: bool) -> Before:
+    """What the file holds already. Whatever is of no stress test is somebody's."""
     if database is None:
         if going_on:
             raise PlanError("--continue needs a file", hint="name it by --database")
-        return {}
+        return NOTHING
     if not database.parent.is_dir():
         raise PlanError(f"{database.parent} is no folder", hint="make it first")
     if going_on:
         if not database.exists():
             raise PlanError(f"{database} does not exist", hint="leave out --continue")
-        return first_numbers(database)
+        return before_of(database)
     if database.exists() and database.stat().st_size:
         hint = "name another file, or give --continue for the file of another stress test"
         raise PlanError(f"{database} is there already", hint=hint)
-    return {}
+    return NOTHING
 
 
-def _run(
-    screen: Screen, plan: Plan, path: Path, module: str, first: dict[int, int]
-) -> dict[str, Any]:
+def _run(screen: Screen, plan: Plan, path: Path, module: str, before: Before) -> dict[str, Any]:
     with screen.progress() as display:
         news = _News(display, plan)
 
         async def run() -> dict[str, Any]:
-            test = Test(plan, path, news.tick, module=module, first=first)
+            test = Test(plan, path, news.tick, module=module, before=before)
             return report_of(await test.run())
 
         report = trio.run(run)

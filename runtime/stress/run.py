@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import trio
 
-from ..testing.invariants import inspecting
+from .before import NOTHING
 from .figures import Figures
 from .health import judge_health, judge_search
 from .ledger import Ledger
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from .before import Before
     from .link import Life
     from .plan import Plan
     from .verdict import Finding
@@ -67,14 +68,15 @@ class Test:
         tick: Callable[[Test], None],
         *,
         module: str = CHILD,
-        first: dict[int, int] | None = None,
+        before: Before = NOTHING,
     ) -> None:
         self.plan = plan
+        self._before = before
         self.path = path
         self.ledger = Ledger()
         self.figures = Figures()
         self.link = Link(plan, path, module, self.ledger.note, self._take)
-        self.people = People(plan, self.link, self.ledger, self.figures, first or {})
+        self.people = People(plan, self.link, self.ledger, self.figures, before.first)
         self.trouble = Trouble(plan, path, self.link, self.ledger)
         self.stage = "people talk"
         self.interrupted = False
@@ -86,7 +88,6 @@ class Test:
 
         Raises `KeyboardInterrupt` when it is interrupted a second time.
         """
-        before = _last_delivery(self.path)
         with trio.CancelScope() as everything:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._heed_signals, everything)
@@ -98,7 +99,7 @@ class Test:
         seconds = self.figures.now_s
         self.stage = "the file is judged"
         self._tick(self)
-        verdict = await self._judge(before)
+        verdict = await self._judge()
         return Result(
             plan=self.plan,
             path=self.path,
@@ -198,20 +199,11 @@ class Test:
 
     # The verdict ---------------------------------------------------------------------------------
 
-    async def _judge(self, outbox_before: int) -> Verdict:
-        stored = await trio.to_thread.run_sync(look, self.path, self.plan)
-        verdict = Verdict(self.plan, self.ledger, stored)
-        verdict.outbox_before = outbox_before
+    async def _judge(self) -> Verdict:
+        stored = await trio.to_thread.run_sync(look, self.path, self.plan, self._before)
+        verdict = Verdict(self.plan, self.ledger, stored, self._before)
         verdict.judge()
         judge_health(verdict, self.plan, self.figures, self.link.lives, self.path)
         await judge_search(verdict, stored, self.path)
         verdict.findings.sort(key=lambda finding: -bool(finding.wrong))
         return verdict
-
-
-def _last_delivery(path: Path) -> int:
-    if not path.exists():
-        return 0
-    with inspecting(path) as db:
-        row = db.execute("SELECT coalesce(max(n), 0) FROM deliveries").fetchone()
-    return int(row[0]) if row else 0

@@ -8,7 +8,7 @@ Must never write, and must never be asked while the process under test is alive.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from ...storage.records import TurnOutcome
 from ..testing.exchanges import count_open_calls
 from ..testing.invariants import check_connection, inspecting
-from .plan import PlanError
+from .before import NOTHING, digest_of
 from .script import SOURCE, key_of, place_of, text_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import apsw
 
+    from .before import Before
     from .ledger import Promise
     from .plan import Plan
     from .script import Place
@@ -105,6 +106,8 @@ class Stored:
         self.transcripts = 0
         self.rewound: set[Place] = set()
         self.violations: list[str] = []
+        self.before = ""
+        """The digest of what an older test has said."""
 
     def line_of(self, session_id: str | None) -> set[str]:
         """A session, and those that were rotated into it."""
@@ -126,34 +129,16 @@ def _is_kept(db: apsw.Connection, promise: Promise) -> bool:
     return db.execute(_KEPT[promise.kind], (name,)).fetchone() is not None
 
 
-def first_numbers(path: Path) -> dict[int, int]:
-    """For a file that goes on: the number of each conversation's next message.
-
-    Raises `PlanError` for a file in which others have written.
-    """
-    first: Counter[int] = Counter()
-    with inspecting(path) as db:
-        named = _rows(db, "SELECT key FROM routes UNION SELECT key FROM sessions")
-        keys = [key for (key,) in named if not key.startswith(f"{SOURCE}:")]
-        if keys:
-            what = f"{path} holds conversations that are not of a stress test, like {keys[0]}"
-            raise PlanError(what, hint="name another file: this command writes whatever it likes")
-        for (name,) in _rows(db, "SELECT inbound_id FROM inbox"):
-            place = place_of(name)
-            if place is not None:
-                first[place[0]] = max(first[place[0]], place[1] + 1)
-    return dict(first)
-
-
-def look(path: Path, plan: Plan) -> Stored:
-    """Read everything."""
+def look(path: Path, plan: Plan, before: Before = NOTHING) -> Stored:
+    """Read everything. What an older test has said is taken as it is."""
     stored = Stored()
     with inspecting(path) as db:
         stored.violations = [str(violation) for violation in check_connection(db)]
         _look_at_sessions(db, stored)
         _look_at_turns(db, stored)
-        _look_at_messages(db, plan, stored)
+        _look_at_messages(db, plan, before, stored)
         _look_at_calls(db, stored)
+        stored.before = digest_of(db, before.messages)
     return stored
 
 
@@ -194,7 +179,7 @@ def _look_at_turns(db: apsw.Connection, stored: Stored) -> None:
     stored.outbox = [Posted(*row) for row in _rows(db, query)]
 
 
-def _look_at_messages(db: apsw.Connection, plan: Plan, stored: Stored) -> None:
+def _look_at_messages(db: apsw.Connection, plan: Plan, before: Before, stored: Stored) -> None:
     """Messages count where they were said, and only if every character is as it was sent."""
     query = (
         "SELECT m.n, m.role, m.text, m.state, s.key, t.id, m.details ->> '$.finish_reason' "
@@ -209,7 +194,7 @@ def _look_at_messages(db: apsw.Connection, plan: Plan, stored: Stored) -> None:
         if finish == "partial" and place is None:  # cut before it had said whose it is
             ours = f"re {key.removeprefix(f'{SOURCE}:')}/".startswith(text[:3])
         if role == "user" and place is not None and ours:
-            ours = text == text_of(plan, place)
+            ours = before.is_older(place) or text == text_of(plan, place)
             if ours:
                 stored.said[place].append((n, turn_id))
                 if state == 2:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, final
 from msgspec import Struct
 
 from ...actors.replies import reply_text
+from .before import NOTHING
 from .script import inbound_id_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ...storage.records import TurnOutcome
+    from .before import Before
     from .ledger import Ledger, Said
     from .plan import Plan
     from .script import Place
@@ -67,7 +69,10 @@ _NOTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 class Verdict:
     """Rules, one after the other, over one ledger and one look at the file."""
 
-    def __init__(self, plan: Plan, ledger: Ledger, stored: Stored) -> None:
+    def __init__(
+        self, plan: Plan, ledger: Ledger, stored: Stored, before: Before = NOTHING
+    ) -> None:
+        self._before = before
         self._plan = plan
         self._ledger = ledger
         self._stored = stored
@@ -114,6 +119,10 @@ class Verdict:
         self.add(
             "rows are as they were said, and where", ("INV-16", "INV-20"), len(places), foreign
         )
+
+        changed = ["it is not"] if stored.before != self._before.digest else []
+        rule = "what an older test has said is as it was"
+        self.add(rule, ("INV-1",), self._before.messages, changed)
 
     def _loss(self, place: Place) -> str | None:
         """Why a message counts as lost; one whose turn never began stays out of the transcript."""
@@ -218,7 +227,7 @@ class Verdict:
         ]
         self.add("what was shown is stored", ("INV-3",), len(shown), wrong)
         mine = {key_of(conversation) for conversation in range(self._plan.sessions)}
-        rows = [row for row in stored.outbox if row.key in mine and row.n > self.outbox_before]
+        rows = [row for row in stored.outbox if row.key in mine and row.n > self._before.deliveries]
         unshown = [f"{row.id} is {row.state}" for row in rows if row.id not in shown]
         unsent = [f"{row.id} is {row.state}" for row in rows if row.state != "sent"]
         self.add("deliveries are shown", ("INV-15",), len(rows), unshown)
@@ -242,9 +251,6 @@ class Verdict:
                 jumped.append(f"{name} in conversation {line.conversation}")
             last[line.conversation] = n
         self.add("deliveries are shown in order", ("INV-4",), len(shown), jumped)
-
-    outbox_before = 0
-    """The last row that was there before this test."""
 
     # Sessions ------------------------------------------------------------------------------------
 

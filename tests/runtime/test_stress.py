@@ -20,6 +20,7 @@ import pytest
 import trio
 
 from onepen import SourcePolicy, open_runtime
+from onepen.runtime.stress.before import before_of
 from onepen.runtime.stress.ledger import Ledger, Promise, Said
 from onepen.runtime.stress.page import page_of
 from onepen.runtime.stress.plan import PROFILES, Plan, PlanError, command_of, plan_of, settings_of
@@ -35,7 +36,7 @@ from onepen.runtime.stress.script import (
     text_of,
     word_of,
 )
-from onepen.runtime.stress.stored import broken, first_numbers, look
+from onepen.runtime.stress.stored import broken, look
 from onepen.runtime.stress.verdict import Verdict, out_of_order
 from onepen.runtime.stress.wire import Accepted, Send, Shown, decode_line, decode_order
 
@@ -76,7 +77,18 @@ def test_the_library_as_it_is_is_sound(tmp_path: Path) -> None:
     """INV-1 to INV-21, as far as the world outside sees them; killed, and asked to end."""
     path, page = tmp_path / "stress.db", tmp_path / "report.html"
     # This seed has a SIGKILL, a SIGTERM and a SIGINT, in this order; a slow machine sees the first.
-    words = ("--seed", 59, "--sessions", 8, "--duration", 4, "--kill-every", 0.9, "--early", 0)
+    words: tuple[object, ...] = (
+        "--seed",
+        59,
+        "--sessions",
+        8,
+        "--duration",
+        4,
+        "--kill-every",
+        0.9,
+        "--early",
+        0,
+    )
     words += ("--intruders", 1, "--orderly", 0.4)
     done = run(*words, "--database", path, "--json", "-", "--html", page)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -231,7 +243,21 @@ def test_a_file_that_goes_on_is_counted_and_one_of_others_is_refused(
 ) -> None:
     path, result = served
     sent = {place for place, said in result.ledger.messages.items() if said.accepted is not None}
-    assert first_numbers(path) == {c: max(n for d, n in sent if d == c) + 1 for c, _ in sent}
+    before = before_of(path)
+    assert before.first == {c: max(n for d, n in sent if d == c) + 1 for c, _ in sent}
+    assert look(path, result.plan, before).before == before.digest
+    copy = tmp_path / "copy.db"
+    shutil.copyfile(path, copy)
+    db = apsw.Connection(str(copy))
+    db.execute(f"UPDATE messages SET text = text || '!' WHERE n = {FIRST}")
+    db.close()
+    verdict = Verdict(result.plan, Ledger(), look(copy, result.plan, before), before)
+    verdict.judge()
+    wrong = {one.rule for one in verdict.findings if one.wrong}
+    assert wrong == {
+        "what an older test has said is as it was",
+        "the file keeps every rule of its own",
+    }
     other = tmp_path / "chat.db"
 
     async def talk() -> None:
