@@ -43,7 +43,7 @@ async def _lines(source: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
             yield line
 
 
-class _Life:
+class Life:
     """From the first line of input to the last of output."""
 
     def __init__(self, teller: Teller) -> None:
@@ -99,7 +99,7 @@ class _Life:
                         settings.sessions.turns_running_max,
                     )
                 )
-                nursery.start_soon(self._heed_signals, runtime, nursery.cancel_scope, block)
+                nursery.start_soon(self.heed_signals, runtime, nursery.cancel_scope, block)
                 nursery.start_soon(keep_telling, runtime, self._teller.tell)
                 desk = Desk(runtime, begin.plan, self._teller.tell, nursery)
                 desk.follow_some()
@@ -109,7 +109,7 @@ class _Life:
                         break
                 nursery.cancel_scope.cancel()
 
-    async def _heed_signals(
+    async def heed_signals(
         self, runtime: Runtime, serving: trio.CancelScope, block: trio.CancelScope
     ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -125,7 +125,7 @@ def main() -> None:
     # Planned failures are warnings; an error is something that nobody has planned.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     teller = Teller()
-    trio.run(_Life(teller).run)
+    trio.run(Life(teller).run)
     teller.flush()
 
 

@@ -152,10 +152,14 @@ class Figures:
             for name in size._fields:
                 self._peak(name, getattr(size, name))
             age_s = trio.current_time() - life.started_s
-            self._memory.setdefault(life.number, []).append((age_s, size.memory))
+            self.remember(life.number, [(age_s, size.memory)])
 
     def _peak(self, name: str, value: int) -> None:
         self.peaks[name] = max(self.peaks[name], value)
+
+    def remember(self, life: int, samples: Iterable[tuple[float, int]]) -> None:
+        """The memory of a life, at so many seconds of its age."""
+        self._memory.setdefault(life, []).extend(samples)
 
     def growth(self) -> list[tuple[int, float]]:
         """Of each long life: how much memory has grown between its first third and its end."""
@@ -180,7 +184,7 @@ class Figures:
 
     def slots(self) -> list[Slot]:
         """The run in as many pieces as a table or a plot can hold."""
-        last = max(self._seconds, default=-1)
+        last = max(self._seconds, default=0)
         width = last // _SLOTS_SHOWN_MAX + 1
         return [
             self._slot(start, min(width, last + 1 - start)) for start in range(0, last + 1, width)

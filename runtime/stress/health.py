@@ -124,6 +124,9 @@ def _memory(verdict: Verdict, plan: Plan, figures: Figures) -> None:
 
 async def judge_search(verdict: Verdict, stored: Stored, path: Path) -> None:
     """What was said is found by its own word; what was rewound is not."""
+    if not stored.said:  # nor, perhaps, a file
+        verdict.add("search finds what was said", ("INV-18",), 0, ())
+        return
     places = sorted(stored.said)
     places = places[:: max(1, len(places) // _SEARCHES_MAX)][:_SEARCHES_MAX]
     wrong: list[str] = []

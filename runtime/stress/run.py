@@ -11,15 +11,17 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, NamedTuple, final
 
+import apsw
 import trio
 
+from ...storage.errors import OnepenError
 from .before import NOTHING
 from .figures import Figures
 from .health import judge_health, judge_search
 from .ledger import Ledger
 from .link import CHILD, Link
 from .people import People
-from .stored import look
+from .stored import Stored, look
 from .trouble import HopelessError, Trouble
 from .verdict import Verdict
 from .wire import Did, Heard, Pulse, Rotated, Shown, Wrong
@@ -200,7 +202,11 @@ class Test:
     # The verdict ---------------------------------------------------------------------------------
 
     async def _judge(self) -> Verdict:
-        stored = await trio.to_thread.run_sync(look, self.path, self.plan, self._before)
+        try:
+            stored = await trio.to_thread.run_sync(look, self.path, self.plan, self._before)
+        except (OSError, apsw.Error, OnepenError) as error:
+            self.ledger.note("file", f"it can't be read: {error}")
+            stored = Stored()
         verdict = Verdict(self.plan, self.ledger, stored, self._before)
         verdict.judge()
         judge_health(verdict, self.plan, self.figures, self.link.lives, self.path)

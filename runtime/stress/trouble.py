@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+import apsw
 import trio
 
 from ...storage.errors import DatabaseHeldError, OnepenError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _START_S = 60.0  # a start that recovers much; after that it hangs
 _END_GRACE_S = 10.0
-_STRAYS_MAX = 3  # lives that end by themselves, before there is no use in another one
+_STRAYS_MAX = 3  # lives that end by themselves, or never serve, before nobody tries again
 _PROMISE_RULES = {
     "message": "kept messages",
     "turn": "kept replies",
@@ -82,7 +83,7 @@ class Trouble:
             await self._look()
             if life.asked == "finish":
                 return
-            if life.asked is None:
+            if life.asked is None or not (life.serves.is_set() or end.early):
                 strays += 1
                 if strays > _STRAYS_MAX or self._done.is_set():
                     raise HopelessError
@@ -184,7 +185,12 @@ class Trouble:
         if not promises:
             return
         started_s = trio.current_time()
-        for promise in await trio.to_thread.run_sync(broken, self._path, promises):
+        try:
+            unkept = await trio.to_thread.run_sync(broken, self._path, promises)
+        except (OSError, apsw.Error, OnepenError) as error:
+            self._ledger.note("file", f"it can't be read: {error}")
+            return
+        for promise in unkept:
             words = f"{promise.kind} {promise.id} ({promise.who})"
             self._ledger.note(_PROMISE_RULES[promise.kind], words)
         for promise in promises:

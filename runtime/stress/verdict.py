@@ -55,6 +55,7 @@ _NOTED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("kept sessions", "rotations told, in the file behind each end", ("INV-6",)),
     ("kept events", "events told, in the file behind each end", ("INV-3", "INV-17")),
     ("recognised", "repeats recognised", ("INV-1", "INV-11")),
+    ("file", "the file can be read", ("INV-2", "INV-12")),
     ("one writer", "a second writer is kept out", ("INV-12",)),
     ("events", "events numbered without gap or repeat", ("INV-4",)),
     ("requests end", "acknowledged, or refused, in time", ("INV-15",)),
@@ -297,6 +298,8 @@ class Verdict:
         ledger = self._ledger
         if name in ("requests end", "errors", "drain"):
             return len(ledger.messages)
+        if name == "file":
+            return 1
         if name == "events":
             return ledger.promised["event"]
         return ledger.looked[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -149,6 +150,16 @@ def leaks() -> None:
     patch("onepen.runtime.stress.child.open_runtime", opening).start()
 
 
+def stays() -> None:
+    """It does not end when it is asked to."""
+
+    async def heed(*_: object) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT):
+            await trio.sleep_forever()
+
+    patch("onepen.runtime.stress.child.Life.heed_signals", heed).start()
+
+
 BUGS: dict[str, tuple[Callable[[], None], str, tuple[str, ...]]] = {
     "early acknowledgement": (
         early_acknowledgement,
@@ -169,5 +180,6 @@ BUGS: dict[str, tuple[Callable[[], None], str, tuple[str, ...]]] = {
 """How it is planted, the rule that must find it, and what else the command is given."""
 
 if __name__ == "__main__":
-    BUGS[os.environ["PLANTED_BUG"]][0]()
+    name = os.environ["PLANTED_BUG"]
+    (stays if name == "stays" else BUGS[name][0])()
     child.main()

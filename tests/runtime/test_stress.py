@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,10 @@ import trio
 
 from onepen import SourcePolicy, open_runtime
 from onepen.runtime.stress.before import before_of
+from onepen.runtime.stress.figures import Figures
+from onepen.runtime.stress.health import judge_health
 from onepen.runtime.stress.ledger import Ledger, Promise, Said
+from onepen.runtime.stress.link import Life
 from onepen.runtime.stress.page import page_of
 from onepen.runtime.stress.plan import PROFILES, Plan, PlanError, command_of, plan_of, settings_of
 from onepen.runtime.stress.plots import chart
@@ -36,9 +40,18 @@ from onepen.runtime.stress.script import (
     text_of,
     word_of,
 )
-from onepen.runtime.stress.stored import broken, look
+from onepen.runtime.stress.stored import Stored, broken, look
 from onepen.runtime.stress.verdict import Verdict, out_of_order
-from onepen.runtime.stress.wire import Accepted, Send, Shown, decode_line, decode_order
+from onepen.runtime.stress.wire import (
+    Accepted,
+    Ended,
+    Pulse,
+    Ready,
+    Send,
+    Shown,
+    decode_line,
+    decode_order,
+)
 
 from ..test_layout import ROOT
 from .planted import BUGS
@@ -146,6 +159,97 @@ def test_an_interrupt_ends_it_in_order_with_the_verdict_so_far() -> None:
         out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, out + err
     assert "interrupted; sound so far" in out
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_end_is_killed_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INV-15: an orderly end has a limit as well."""
+    monkeypatch.setattr("onepen.runtime.stress.trouble._END_GRACE_S", 0.1)
+    monkeypatch.setenv("PLANTED_BUG", "stays")
+    monkeypatch.chdir(ROOT)
+    given = {"sessions": 2, "duration_s": 0.3, "kill_every_s": 0.2, "orderly": 1.0, "drain_s": 20.0}
+    plan = plan_of({**given, "settings": {"shutdown_s": "0.5"}}, "smoke")
+    module = "tests.runtime.planted"
+
+    async def run_it() -> Result:
+        return await Stress(plan, tmp_path / "stress.db", lambda _: None, module=module).run()
+
+    result = trio.run(run_it)
+    wrong = {one.rule for one in result.findings if one.wrong}
+    assert "orderly ends are in time" in wrong
+    assert result.ledger.acknowledged
+
+
+def test_a_process_that_can_not_start_ends_the_test(tmp_path: Path) -> None:
+    """There is no file to look at either."""
+    plan = plan_of({"sessions": 2, "drain_s": 20.0}, "smoke")
+
+    async def run_nothing() -> Result:
+        return await Stress(plan, tmp_path / "stress.db", lambda _: None, module="nowhere").run()
+
+    result = trio.run(run_nothing)
+    wrong = {one.rule: one for one in result.findings if one.wrong}
+    assert {*wrong} >= {"the process lives until it is asked to end", "the file can be read"}
+    assert (
+        "No module named nowhere" in wrong["the process lives until it is asked to end"].examples[0]
+    )
+    assert len(result.lives) < 6
+    report = msgspec.json.decode(msgspec.json.encode(report_of(result)))
+    check_page(page_of(report))
+
+
+def test_what_a_process_says_of_itself_is_held_against_the_limits(tmp_path: Path) -> None:
+    """INV-14: queues, memory, the event loop, and what is left behind."""
+    given = {"memory_max_mb": 1, "loop_gap_p99_max_ms": 50.0, "memory_growth_max": 0.1}
+    plan, path = plan_of(given), tmp_path / "stress.db"
+    path.touch(mode=0o644)
+    path.chmod(0o644)
+
+    async def judge(*, ill: bool) -> set[str]:
+        figures, life, next_life = Figures(), Life(0), Life(1)
+        life.process = next_life.process = None
+        life.ready = next_life.ready = Ready(3, 0.1, 100, 1_000, 10, 4)
+        life.epoch, next_life.epoch = 3, 3 if ill else 4
+        gaps_ms = (0.5,) * 50 + ((90.0,) if ill else ())
+        sizes = {"units": 300, "bytes": 99, "live": 3, "running": 5} if ill else {}
+        names = [name for name in Pulse.__struct_fields__ if name not in ("gaps_ms", "counters")]
+        said = dict.fromkeys(names, 0) | sizes
+        counters = {"crashes": 2} if ill else {"crashes": 0}
+        figures.pulse(Pulse(gaps_ms=gaps_ms, counters=counters, **said), life)
+        figures.peaks["memory"] = 2**21 if ill else 2**19
+        threads = ("a thread",) if ill else ()
+        life.left = Ended(0, threads, (), int(ill), (), in_time=not ill)
+        verdict = Verdict(plan, Ledger(), Stored())
+        judge_health(verdict, plan, figures, [life, next_life], path)
+        return {one.rule for one in verdict.findings if one.wrong}
+
+    assert trio.run(partial(judge, ill=True)) == {
+        "each opening moves the epoch",
+        "orderly ends leave nothing behind",
+        "queues stay within their bounds",
+        "the event loop is never held up for long",
+        "memory stays under its limit",
+        "nothing inside breaks",
+        "nobody else may read the files",
+    }
+    path.chmod(0o600)
+    assert trio.run(partial(judge, ill=False)) == set()
+
+
+def test_memory_that_goes_on_growing_is_seen() -> None:
+    """Only in a life that was long enough to have warmed up."""
+
+    async def grown(age_s: int, last: int) -> list[tuple[int, float]]:
+        figures = Figures()
+        steady = [(float(at_s), 100) for at_s in range(age_s)]
+        figures.remember(0, [*steady, *((float(age_s), last),) * 9])
+        return figures.growth()
+
+    assert trio.run(grown, 10, 500) == []
+    assert trio.run(grown, 40, 100) == [(0, 0.0)]
+    assert trio.run(grown, 40, 150) == [(0, 0.5)]
 
 
 # What is done to the file, and to what was told --------------------------------------------------
@@ -316,7 +420,7 @@ def test_every_profile_is_a_plan_and_its_command_gives_it_again(profile: str) ->
     given: dict[str, Any] = {}
     for option, value in zip(words[::2], words[1::2], strict=True):
         if option == "--set":
-            given["settings"] = dict([value.split("=")])
+            given.setdefault("settings", {}).update([value.split("=")])
             continue
         name = option.removeprefix("--").replace("-", "_")
         field = name if name in Plan.__struct_fields__ else f"{name}_s"
