@@ -1,43 +1,28 @@
 """`onepen stress`: the runtime under everything at once, on this machine, and a verdict.
 
-Owns the options, which are made of the plan, and where the file and the reports go. Keeps: a file
-that holds anything else is never touched; a temporary one stays only where there is something to
-look at in it.
+Owns the options, which are made of the plan, and the exit codes. `stressing` does the rest: it is
+imported by the one command that needs it.
 """
 
 from __future__ import annotations
 
 import secrets
-import shutil
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import click
-import msgspec
-import trio
 from msgspec import Meta
-from rich.text import Text
 
-from ...storage.errors import OnepenError
-from ..settings import Settings, names_of
+from ..settings import Settings, SettingsError, names_of
 from ..settings.names import nearest
-from ..stress.before import NOTHING, before_of
-from ..stress.link import CHILD
-from ..stress.page import page_of
-from ..stress.plan import PROFILES, Plan, PlanError, option_of, plan_of, settings_of
-from ..stress.report import report_of, tables_of
-from ..stress.run import Test
-from .screen import Screen, shown
+from ..stress.plan import CHILD, PROFILES, Plan, PlanError, option_of, plan_of, settings_of
+from .screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..display import Display
-    from ..stress.before import Before
 
 _INTERRUPTED = 130
-_EXAMPLES_SHOWN = 5
 _SEED_MAX = 2**31
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -135,114 +120,20 @@ def stress(
       2    the command was not understood
       130  interrupted, and sound so far
     """
+    from .stressing import run_stress  # with it comes the test kit, which no other command needs
+
+    ctx = click.get_current_context()
     try:
         given = {name: value for name, value in options.items() if value is not None}
         given.setdefault("seed", secrets.randbelow(_SEED_MAX))
         plan = plan_of({**given, "settings": _settings_of(sets)}, profile)
         settings_of(plan)
-        before = _before(database, going_on=going_on)
-    except OnepenError as error:
-        raise click.UsageError(str(error)) from error
-    ctx = click.get_current_context()
-    screen = Screen.of(ctx)
-    folder = None if database is not None else Path(tempfile.mkdtemp(prefix="onepen-stress-"))
-    path = database if database is not None else (folder or Path()) / "stress.db"
-    report = _run(screen, plan, path, child_module, before)
-    if folder is not None and report["sound"]:
-        shutil.rmtree(folder, ignore_errors=True)
-    if html_to is not None:
-        Path(html_to).write_text(page_of(report), encoding="utf-8")
-    if json_to is not None:
-        data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-        with click.open_file(json_to, "wb") as file:
-            file.write(data)
-    if json_to != "-":
-        _show(screen, report, kept=path.exists())
-    if not report["sound"]:
-        ctx.exit(1)
-    if report["interrupted"]:
-        ctx.exit(_INTERRUPTED)
-
-
-def _before(database: Path | None, *, going_on: bool) -> Before:
-    """What the file holds already. Whatever is of no stress test is somebody's."""
-    if database is None:
-        if going_on:
-            raise PlanError("--continue needs a file", hint="name it by --database")
-        return NOTHING
-    if not database.parent.is_dir():
-        raise PlanError(f"{database.parent} is no folder", hint="make it first")
-    if going_on:
-        if not database.exists():
-            raise PlanError(f"{database} does not exist", hint="leave out --continue")
-        return before_of(database)
-    if database.exists() and database.stat().st_size:
-        hint = "name another file, or give --continue for the file of another stress test"
-        raise PlanError(f"{database} is there already", hint=hint)
-    return NOTHING
-
-
-def _run(screen: Screen, plan: Plan, path: Path, module: str, before: Before) -> dict[str, Any]:
-    with screen.progress() as display:
-        news = _News(display, plan)
-
-        async def run() -> dict[str, Any]:
-            test = Test(plan, path, news.tick, module=module, before=before)
-            return report_of(await test.run())
-
-        report = trio.run(run)
-        news.end()
-    return report
-
-
-@final
-class _News:
-    """What is shown while it runs: one line for each stage."""
-
-    def __init__(self, display: Display, plan: Plan) -> None:
-        self._display = display
-        self._plan = plan
-        self._stage = ""
-        self._words = ""
-
-    def tick(self, test: Test) -> None:
-        if test.stage != self._stage:
-            self.end()
-            self._stage = test.stage
-            self._display.begin(test.stage, max(1, int(self._plan.duration_s)))
-        ledger, figures = test.ledger, test.figures
-        ends = sum(life.asked == "SIGKILL" for life in test.link.lives)
-        wrong = ledger.wrong.total()
-        self._words = (
-            f"{figures.now_s:.0f} s, {ledger.acknowledged:,} messages acknowledged, "
-            f"{test.link.open_calls:,} open, {len(ledger.shown):,} shown, {ends} kills, "
-            f"{figures.peaks['memory'] / 2**20:.0f} MiB at most"
+        sound, interrupted = run_stress(
+            Screen.of(ctx), plan, database, child_module, json_to, html_to, going_on=going_on
         )
-        if wrong:
-            self._words += f", {wrong} WRONG"
-        self._display.update(int(figures.now_s), self._words)
-
-    def end(self) -> None:
-        if self._stage:
-            self._display.end(self._words)
-            self._stage = ""
-
-
-def _show(screen: Screen, report: dict[str, Any], *, kept: bool) -> None:
-    for table in tables_of(report):
-        screen.out.print(table)
-    for one in report["verdict"]:
-        if one["wrong"]:
-            screen.out.print(Text(f"{one['rule']}: {one['wrong']:,} wrong", style="red"))
-            for words in one["examples"][:_EXAMPLES_SHOWN]:
-                screen.out.print(Text(f"  {shown(words)}"), soft_wrap=True)
-    if kept:
-        screen.out.print(Text(f"the file is {report['database']}"), soft_wrap=True)
-    if report["sound"]:
-        words = "interrupted; sound so far" if report["interrupted"] else "sound"
-        screen.out.print(Text(words, style="green"))
-    else:
-        screen.out.print(Text("NOT SOUND", style="red"))
-    screen.out.print(Text(f"the same plan again: {report['command']}"), soft_wrap=True)
-    if not report["sound"]:
-        screen.out.print(Text(report["caveat"], style="dim"), soft_wrap=True)
+    except (PlanError, SettingsError) as error:
+        raise click.UsageError(str(error)) from error
+    if not sound:
+        ctx.exit(1)
+    if interrupted:
+        ctx.exit(_INTERRUPTED)

@@ -16,7 +16,6 @@ import trio
 
 from ...actors.questions import QuestionExpiredError
 from ...storage.errors import NoGainError
-from ..testing.platform import PlatformError
 from .script import answer_of, chance, part_of, place_of
 from .wire import Did, Rotated, Shown
 
@@ -60,7 +59,7 @@ class Crew:
         draw = chance(self.plan, "platform", delivery.id, delivery.attempt)
         await trio.sleep(draw.uniform(0.0, _PLATFORM_S))
         if draw.random() < self.plan.refusing:
-            raise PlatformError("500")
+            raise ConnectionError("the platform answers 500")
         self.show(
             Shown(
                 delivery.target["conversation"],
@@ -72,7 +71,7 @@ class Crew:
             )
         )
         if draw.random() < self.plan.losing:
-            raise PlatformError("the connection was reset")
+            raise ConnectionError("the connection was reset")
         return f"platform-{delivery.id}"
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .wire import Line, Order
 
-CHILD = "onepen.runtime.stress.child"
 _READ_BYTES = 1 << 16
 _STDERR_SHOWN = 2_000
 
@@ -195,7 +194,8 @@ class Link:
         self._judge_end(life)
 
     def _lose(self) -> None:
-        self._serving = trio.Event()
+        if self._serving.is_set():  # else those who wait, wait for the next one's
+            self._serving = trio.Event()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.lose()

@@ -20,6 +20,9 @@ from ...actors.sources import BUSY_POLICIES
 from ...storage.errors import OnepenError
 from ..settings import ENVIRONMENT_PREFIX, Settings, load_settings
 
+CHILD = "onepen.runtime.stress.child"
+"""The process under test."""
+
 _SHARE_SUM_MAX = 1.0
 
 
@@ -232,6 +235,7 @@ def settings_of(plan: Plan) -> Settings:
         "sessions.question_timeout_s": 10.0,
         "deliveries.backoff_s": 0.02,
         "deliveries.backoff_max_s": 0.5,
+        "deliveries.tries_max": 1_000,  # so that none is given up, however bad the platform is
         "engine.synchronous": plan.synchronous,
     }
     variables = {

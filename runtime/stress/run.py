@@ -19,8 +19,9 @@ from .before import NOTHING
 from .figures import Figures
 from .health import judge_health, judge_search
 from .ledger import Ledger
-from .link import CHILD, Link
+from .link import Link
 from .people import People
+from .plan import CHILD
 from .stored import Stored, look
 from .trouble import HopelessError, Trouble
 from .verdict import Verdict
