@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .wire import Pulse
 
 _SLOTS_SHOWN_MAX = 120
-_GROWTH_AFTER_S = 20.0  # in a shorter life everything is warming up
+# In a shorter life everything is warming up: SQLite alone may cache 48 MiB, and does so by and by.
+_GROWTH_AFTER_S = 120.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -162,13 +163,13 @@ class Figures:
         self._memory.setdefault(life, []).extend(samples)
 
     def growth(self) -> list[tuple[int, float]]:
-        """Of each long life: how much memory has grown between its first third and its end."""
+        """Of each long life: how much memory has grown in its second half."""
         grown: list[tuple[int, float]] = []
         for number, samples in self._memory.items():
             age_s = samples[-1][0]
             if age_s < _GROWTH_AFTER_S:
                 continue
-            warm = _middle([m for at_s, m in samples if 0.3 * age_s <= at_s <= 0.45 * age_s])
+            warm = _middle([m for at_s, m in samples if 0.5 * age_s <= at_s <= 0.6 * age_s])
             last = _middle([m for at_s, m in samples if at_s >= 0.9 * age_s])
             if warm and last:
                 grown.append((number, last / warm - 1.0))

@@ -254,9 +254,9 @@ def test_memory_that_goes_on_growing_is_seen() -> None:
         figures.remember(0, [*steady, *((float(age_s), last),) * 9])
         return figures.growth()
 
-    assert trio.run(grown, 10, 500) == []
-    assert trio.run(grown, 40, 100) == [(0, 0.0)]
-    assert trio.run(grown, 40, 150) == [(0, 0.5)]
+    assert trio.run(grown, 60, 500) == []
+    assert trio.run(grown, 140, 100) == [(0, 0.0)]
+    assert trio.run(grown, 140, 150) == [(0, 0.5)]
 
 
 # What is done to the file, and to what was told --------------------------------------------------
