@@ -77,7 +77,9 @@ class Desk:
 
     async def drain(self) -> None:
         """Until everything that was accepted has come to an end and was sent."""
-        while self._runtime.statistics().busy:  # noqa: ASYNC110 - nobody holds an event for it
+        runtime = self._runtime
+        # Nobody holds an event for all of that.
+        while runtime.statistics().busy or await runtime.approvals.list():  # noqa: ASYNC110
             await trio.sleep(_LOOK_S)
 
     async def _request(self, n: int, run: Callable[[Any], Awaitable[None]], order: Order) -> None:

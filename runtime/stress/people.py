@@ -63,7 +63,8 @@ class People:
         self._ledger = ledger
         self._first = first
         self.calm = trio.Event()
-        self._nursery: trio.Nursery | None = None
+        self.beside: trio.Nursery | None = None
+        """Where answers and cancels live: somebody may be asked when nobody talks any more."""
         self.talking = 0
 
     def calm_down(self) -> None:
@@ -73,7 +74,6 @@ class People:
     async def run(self) -> None:
         """Until everybody has calmed down and heard of everything they wait for."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
             for conversation in range(self._plan.sessions):
                 nursery.start_soon(self._talk, conversation)
 
@@ -143,8 +143,8 @@ class People:
         """Once; whether its end is told. Raises `LostError`."""
         ledger, asked, repeated = self._ledger, self._ledger.now, False
         call = self._link.ask(lambda n: Send(n, *place, message.busy, text))
-        if cancel_s is not None and self._nursery is not None:
-            self._nursery.start_soon(self._cancel, call, cancel_s)
+        if cancel_s is not None and self.beside is not None:
+            self.beside.start_soon(self._cancel, call, cancel_s)
         try:
             line = await self._first_line(call, place)
             if isinstance(line, Accepted):
@@ -247,8 +247,8 @@ class People:
 
     def asked(self, line: Shown) -> None:
         """Somebody is asked something, and will answer in a moment."""
-        if self._nursery is not None:
-            self._nursery.start_soon(self._answer, line.conversation, line.question)
+        if self.beside is not None:
+            self.beside.start_soon(self._answer, line.conversation, line.question)
 
     async def _answer(self, conversation: int, question: str) -> None:
         draw: random.Random = chance(self._plan, "answer", question)

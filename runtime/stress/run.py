@@ -119,13 +119,19 @@ class Test:
     async def _play(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.trouble.run)
+                self.people.beside = nursery
+                nursery.start_soon(self._keep_alive, nursery.cancel_scope)
                 nursery.start_soon(self._calm_down)
                 await self._talk()
                 self.stage = "the process ends in order"
                 self.trouble.finish()
         except* HopelessError:
             self.ledger.note("drain", f"nobody serves {self.people.talking} people any more")
+
+    async def _keep_alive(self, playing: trio.CancelScope) -> None:
+        """One process after the other; behind the last one there is nobody to talk to."""
+        await self.trouble.run()
+        playing.cancel()
 
     async def _talk(self) -> None:
         with trio.CancelScope() as talking:

@@ -251,7 +251,7 @@ def test_memory_that_goes_on_growing_is_seen() -> None:
     async def grown(age_s: int, last: int) -> list[tuple[int, float]]:
         figures = Figures()
         steady = [(float(at_s), 100) for at_s in range(age_s)]
-        figures.remember(0, [*steady, *((float(age_s), last),) * 9])
+        figures.remember(0, [*steady, *((float(age_s), last),) * 40])
         return figures.growth()
 
     assert trio.run(grown, 60, 500) == []
