@@ -85,6 +85,12 @@ class RuntimeStatistics(Struct, frozen=True, kw_only=True):
         """How often a key was given another session."""
         return self.writer.engine.route_writes
 
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs, a message waits, or something is to be sent."""
+        sessions = self.sessions
+        return bool(sessions.running or sessions.waiting or self.deliveries.waiting)
+
 
 @final
 class Ending:

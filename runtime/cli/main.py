@@ -17,6 +17,7 @@ from ...storage.errors import OnepenError
 from .screen import Screen, exit_code_of
 from .search import search
 from .sessions import sessions
+from .stress import stress
 from .transfer import export, import_
 
 _INTERRUPTED = 130  # as a shell has it: 128 and the number of the signal
@@ -54,5 +55,5 @@ def main() -> None:
     """
 
 
-for command in (search, sessions, export, import_):
+for command in (export, import_, search, sessions, stress):
     main.add_command(command)

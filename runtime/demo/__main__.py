@@ -25,10 +25,11 @@ import trio
 from rich.console import Console
 
 from ..display import display_on
+from ..pipe import Teller
 from .account import account, at_the_kill, table_of, wrong_in
 from .gateway import Script, serve
 from .stored import look
-from .told import Teller, Told
+from .told import Told
 
 if TYPE_CHECKING:
     from ..display import Display

@@ -229,11 +229,5 @@ async def serve(
                 person = _Person(runtime, script, conversation, tell)
                 nursery.start_soon(partial(person.talk, first, to_be_killed=to_be_killed))
         # Messages from before the kill that were waiting have nobody here who waits for a reply.
-        while _is_busy(runtime):  # noqa: ASYNC110 - nobody here holds an event for those turns
+        while runtime.statistics().busy:  # noqa: ASYNC110 - nobody here holds an event for those turns
             await trio.sleep(_DRAIN_LOOK_S)
-
-
-def _is_busy(runtime: Runtime) -> bool:
-    statistics = runtime.statistics()
-    sessions, deliveries = statistics.sessions, statistics.deliveries
-    return bool(sessions.running or sessions.waiting or deliveries.waiting)

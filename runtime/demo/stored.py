@@ -18,6 +18,7 @@ from ...storage.identity import SessionKey
 from ...storage.records import Delivery, Turn
 from ...storage.sqlite import open_sqlite
 from ..system import SystemClock
+from ..testing.exchanges import count_open_calls
 from ..testing.invariants import check_database
 from .gateway import SOURCE, answer_of, call_id_of, inbound_id_of, key_of, place_of, text_of
 from .told import Place
@@ -193,20 +194,6 @@ def _count_out_of_order(transcript: Sequence[Message]) -> int:
     places = [place_of(m.text) for m in transcript if m.role == "user" and m.text]
     numbers = [place[1] for place in places if place is not None]
     return sum(later <= earlier for earlier, later in pairwise(numbers))
-
-
-def count_open_calls(transcript: Iterable[Message]) -> int:
-    """Calls without a result before the next word, and results without a call."""
-    wrong = 0
-    waiting: set[str] = set()
-    for message in transcript:
-        if message.role == "tool":
-            wrong += message.tool_call_id not in waiting
-            waiting.discard(message.tool_call_id or "")
-            continue
-        wrong += len(waiting)
-        waiting = {call.id for call in message.tool_calls}
-    return wrong + len(waiting)
 
 
 def _is_torn(

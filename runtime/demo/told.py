@@ -1,23 +1,20 @@
 """What the world outside is told, as lines through a pipe; and the world's memory of it.
 
-Keeps: a line is written only behind the call that it reports, so whatever is told was promised.
-What still waits in the buffer when the process dies was never told; nobody may count on it.
+Must never judge: `account` holds what was told against what is stored.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import TypeAlias
 
 import msgspec
-import trio
 from msgspec import Struct
+
+from ..pipe import Lines
 
 Place: TypeAlias = tuple[int, int]
 """A message: the number of its conversation, and its own number there."""
-
-_TELL_EACH_S = 0.02  # long enough that a kill finds promises that were made but never told
 
 
 class Accepted(Struct, frozen=True, tag="accepted", array_like=True):
@@ -63,30 +60,7 @@ class Shown(Struct, frozen=True, tag="shown", array_like=True):
 
 Line: TypeAlias = Accepted | Replied | Rotated | Switched | Shown
 
-_encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
-
-
-class Teller:
-    """Lines on their way out."""
-
-    def __init__(self, descriptor: int = 1) -> None:
-        self._descriptor = descriptor
-        self._buffer = bytearray()
-
-    def tell(self, line: Line) -> None:
-        self._buffer += _encoder.encode(line) + b"\n"
-
-    async def keep_telling(self) -> None:
-        """Until it is cancelled; what is left then is for `flush`."""
-        while True:
-            await trio.sleep(_TELL_EACH_S)
-            self.flush()
-
-    def flush(self) -> None:
-        # It may block the loop for a moment; the world outside always reads.
-        while self._buffer:
-            del self._buffer[: os.write(self._descriptor, self._buffer)]
 
 
 class Told:
@@ -104,7 +78,7 @@ class Told:
         """What people read, in its order: a delivery that comes again is recognised by its id."""
         self.shown_again = 0
         self.seconds = 0.0
-        self._rest = b""
+        self._lines = Lines()
 
     @property
     def total(self) -> int:
@@ -116,14 +90,13 @@ class Told:
         return {(c, n) for c, count in enumerate(self.acknowledged) for n in range(count)}
 
     def take(self, data: bytes) -> None:
-        """What came through the pipe; half a line waits for its other half."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+        """What came through the pipe."""
+        for line in self._lines.take(data):
             self.note(_decoder.decode(line))
 
     def hang_up(self) -> None:
-        """The pipe has ended: half a line will never be a whole one."""
-        self._rest = b""
+        """The pipe has ended."""
+        self._lines.hang_up()
 
     def note(self, line: Line) -> None:
         match line:
