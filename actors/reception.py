@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ..storage.commands import AnyCommand
-    from ..storage.identity import TurnId
+    from ..storage.identity import SessionKey, TurnId
     from ..storage.records import Disposition, Message
     from ..storage.units import Receipt
     from .line import Submit
@@ -78,7 +78,7 @@ def accept(session: Session, submit: Submit) -> Accepted:
     opened = (
         *submit.along,
         OpenTurn(turn_id=submit.turn_id, key=line.key, at_ms=session.scribe.now()),
-        _acceptance(session, submit, said, submit.turn_id, disposition, keep=not start),
+        _acceptance(session, submit, submit.turn_id, disposition, keep=not start),
         *(_more(session, submit, one, keep=not start) for one in submit.more),
         *(c for one in superseded for c in recovery.ending(session, one, _SUPERSEDED)),
     )
@@ -116,34 +116,45 @@ def accept(session: Session, submit: Submit) -> Accepted:
     return Accepted(submit.turn_id, disposition, len(waiting), ticket.durable, reply)
 
 
-def _acceptance(
-    session: Session,
+def acceptance(
+    key: SessionKey,
     submit: Submit,
-    said: Said,
     turn_id: TurnId,
     disposition: Disposition,
     *,
+    at_ms: int = 0,
     keep: bool,
 ) -> AcceptInbound:
+    """What is stored of a message that is taken in; with its body if that has to wait."""
     return AcceptInbound(
         source=submit.source,
         inbound_id=submit.inbound_id,
-        key=session.line.key,
+        key=key,
         turn_id=turn_id,
         disposition=disposition,
         digest=submit.digest,
-        at_ms=session.scribe.now(),
-        body=said.body if keep else None,
-        reply_to=said.body.reply_to,
+        at_ms=at_ms,
+        body=submit.body if keep else None,
+        reply_to=submit.body.reply_to,
     )
+
+
+def _acceptance(
+    session: Session, submit: Submit, turn_id: TurnId, disposition: Disposition, *, keep: bool
+) -> AcceptInbound:
+    at_ms, key = session.scribe.now(), session.line.key
+    return acceptance(key, submit, turn_id, disposition, at_ms=at_ms, keep=keep)
 
 
 def _more(session: Session, submit: Submit, said: Said, *, keep: bool) -> AcceptInbound:
     """One of several messages that are accepted together."""
     one = submit._replace(
-        source=said.source, inbound_id=said.inbound_id, digest=digest_of(said.body)
+        source=said.source,
+        inbound_id=said.inbound_id,
+        digest=digest_of(said.body),
+        body=said.body,
     )
-    return _acceptance(session, one, said, submit.turn_id, "merged", keep=keep)
+    return _acceptance(session, one, submit.turn_id, "merged", keep=keep)
 
 
 def _is_busy(session: Session) -> bool:
@@ -204,7 +215,7 @@ def _merge(session: Session, submit: Submit, said: Said) -> Accepted:
     before = session.waiting[-1]
     _check_room(session, sum(len(one.said) for one in session.waiting))
     turn_id = before.turn_id
-    accepted: AnyCommand = _acceptance(session, submit, said, turn_id, "merged", keep=True)
+    accepted: AnyCommand = _acceptance(session, submit, turn_id, "merged", keep=True)
 
     def received(receipt: Receipt) -> None:
         if not isinstance(receipt, Durable):
@@ -233,7 +244,7 @@ def _steer(session: Session, submit: Submit, said: Said) -> Accepted:
     opened = (
         *submit.along,
         OpenTurn(turn_id=submit.turn_id, key=session.line.key, at_ms=session.scribe.now()),
-        _acceptance(session, submit, said, submit.turn_id, "steered", keep=True),
+        _acceptance(session, submit, submit.turn_id, "steered", keep=True),
     )
     reply = session.line.reply_of(submit.turn_id)
     ticket = session.scribe.note(opened, then=_announcing(session, submit))

@@ -22,6 +22,7 @@ from ..actors.line import Accepted, Interrupt, RuntimeClosedError, Submit
 from ..actors.messages import Inbound, digest_of, user_draft
 from ..actors.outbox import Target
 from ..actors.owned import own_inbound, own_json
+from ..actors.reception import acceptance
 from ..actors.slots import SlotStatistics
 from ..actors.sources import PLAIN, check_busy, name_of, source_of
 from ..actors.timetable import PREFIX, turn_of
@@ -33,10 +34,12 @@ from ..storage.edge import (
     check_name,
     check_place,
     check_session_id,
+    check_unit,
 )
 from ..storage.errors import InvalidContentError, OnepenError, SessionHeldError
 from ..storage.identity import SessionId, SessionKey, TurnId, Uid
 from ..storage.records import Draft, Timer
+from ..storage.units import Unit
 from .approvals import Approvals
 from .deliveries import Deliveries
 from .reading import Sessions
@@ -196,6 +199,9 @@ class Runtime:
             name = name_of(submit.source, name)
         timer_id = f"{PREFIX}{name}"
         check_name("id", timer_id)
+        # What could not wait in the line must not wait for its time either: it would be tried for
+        # ever.
+        check_unit(Unit((acceptance(checked, submit, submit.turn_id, "queued", keep=True),)))
         given = Timer(
             id=timer_id,
             key=checked,

@@ -115,6 +115,16 @@ async def test_a_time_that_is_none_is_refused(path: Path, arguments: dict[str, A
         assert await runtime.timers.list() == ()
 
 
+async def test_what_could_not_wait_in_the_line_is_refused_at_once(path: Path) -> None:
+    """INV-20: and not tried again for ever when its time has come, in front of others."""
+    inbound = Inbound("x" * (1024 * 1024 - 10), reply_to={"to": "y" * 200_000})
+    async with open_runtime(path, agent=echo) as runtime:
+        with pytest.raises(InvalidContentError, match="too many"):
+            await runtime.submit(KEY, inbound, at=1.0)
+        assert await runtime.timers.list() == ()
+        await runtime.submit(KEY, "a small one", at=1.0)
+
+
 async def test_a_timer_that_is_set_again_is_the_same_one(
     path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
