@@ -400,7 +400,17 @@ def probe(imports: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("name", ["onepen", "onepen.storage", "onepen.actors", "onepen.runtime"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "onepen",
+        "onepen.agents",
+        "onepen.storage",
+        "onepen.actors",
+        "onepen.runtime",
+        "onepen.testing",
+    ],
+)
 def test_importing_onepen_leaves_asyncio_and_sqlite_alone(name: str) -> None:
     assert probe(f"import {name}") == probe("")
 
