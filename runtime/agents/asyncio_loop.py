@@ -24,6 +24,7 @@ import traceback
 from contextvars import copy_context
 from importlib import import_module
 from inspect import isawaitable
+from types import coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import trio
@@ -32,11 +33,12 @@ from ...actors.raised import is_theirs, ours_of, said_by
 from ...storage.errors import OnepenError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Generator
 
 logger = logging.getLogger(__name__)
 
 AnyTask = asyncio.Task[Any]
+_REFUSALS_MAX = 10  # in a row: a trio nursery in a coroutine would wait for its children for ever
 
 
 class AsyncioLoopError(OnepenError):
@@ -47,6 +49,15 @@ class AsyncioLoopError(OnepenError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class TrioInAsyncioError(OnepenError):
+    """A trio function was awaited in asyncio code."""
+
+    hint = "await the turn's own methods, or asyncio's functions; or give a native agent"
+
+    def __init__(self) -> None:
+        super().__init__("trio can't be awaited in an asyncio task")
 
 
 class ExitInTaskError(Exception):
@@ -70,6 +81,42 @@ async def _captured(function: Callable[..., Any], arguments: tuple[Any, ...]) ->
         raise
     except BaseException as error:
         return _Raised(error)
+
+
+@coroutine
+def _only_asyncio(coro: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Run it, and refuse what trio's functions would wait for: here it would wake the loop itself,
+    in the middle of something else, and trio takes the process down for that.
+    """
+    step: Callable[[Any], Any] = coro.send
+    value: Any = None
+    refused = 0
+    while True:
+        try:
+            waits_for = step(value)
+        except StopIteration as end:
+            return end.value
+        if waits_for is None or asyncio.isfuture(waits_for):
+            refused = 0
+            try:
+                step, value = coro.send, (yield waits_for)
+            except GeneratorExit:
+                coro.close()
+                raise
+            except BaseException as error:
+                step, value = coro.throw, error
+        else:
+            abort = getattr(waits_for, "abort_func", None)
+            if abort is not None:
+                abort(_nothing)  # whatever was to wake it forgets about that
+            refused += 1
+            if refused > _REFUSALS_MAX:
+                raise TrioInAsyncioError
+            step, value = coro.throw, TrioInAsyncioError()
+
+
+def _nothing() -> None:
+    """Stands for what trio calls to raise a cancellation."""
 
 
 @final
@@ -203,7 +250,7 @@ class AsyncioLoop:
     async def _guard(self, coro: Coroutine[Any, Any, Any]) -> Any:
         """An exit in a task would stop trio-asyncio's loop in the middle, for ever."""
         try:
-            return await coro
+            return await _only_asyncio(coro)
         except KeyboardInterrupt as error:
             self._left = error
             self._fail(error, "Ctrl-C was pressed")
@@ -289,7 +336,7 @@ class AsyncioLoop:
             "%s has not ended %g s after its cancellation; its loop is given up:\n%s",
             _shown(task),
             self._grace_s,
-            _stack(task),
+            _stack(self._tasks.get(task)),
         )
         self._force(task)
         self.retire()
@@ -325,10 +372,9 @@ def _shown(task: AnyTask) -> str:
     return f"the asyncio task {task.get_name()} ({name})"
 
 
-def _stack(task: AnyTask) -> str:
-    """Where it waits, through everything that it awaits."""
+def _stack(at: Any) -> str:
+    """Where a coroutine waits, through everything that it awaits."""
     frames: list[tuple[Any, int]] = []
-    at: Any = task.get_coro()
     while at is not None:
         frame = getattr(at, "cr_frame", None)
         if frame is not None:

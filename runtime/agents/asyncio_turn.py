@@ -140,12 +140,12 @@ class AsyncioTurn:
 
     async def append(self, *given: Given) -> tuple[Draft, ...]:
         """Store messages of this turn, in order; returns them with their uids."""
-        drafts: tuple[Draft, ...] = await self._loop.cross(self._turn.append, *given)
+        drafts: tuple[Draft, ...] = await self._cross(self._turn.append, *given)
         return drafts
 
     async def say(self, text: str) -> None:
         """An interim message to the user, sent once it is durable."""
-        await self._loop.cross(self._turn.say, text)
+        await self._cross(self._turn.say, text)
 
     @asynccontextmanager
     async def streaming(self) -> AsyncGenerator[AsyncioStreaming]:
@@ -156,11 +156,11 @@ class AsyncioTurn:
         except BaseException:
             self._turn.cut_stream(out)
             raise
-        await self._loop.cross(self._turn.end_stream, out)
+        await self._cross(self._turn.end_stream, out)
 
     async def steering(self) -> tuple[str, ...]:
         """What the user has said since, under the policy `steer`: each text once."""
-        heard: tuple[str, ...] = await self._loop.cross(self._turn.steering)
+        heard: tuple[str, ...] = await self._cross(self._turn.steering)
         return heard
 
     async def rotate(
@@ -179,7 +179,7 @@ class AsyncioTurn:
         self, compress: Callable[..., Any], summary: Any, upto: Uid | None, *, force: bool
     ) -> SessionId:
         asked = partial(compress, self._here(summary), upto=upto, force=force)
-        session_id: SessionId = await self._loop.cross(asked)
+        session_id: SessionId = await self._cross(asked)
         return session_id
 
     async def effect(
@@ -191,7 +191,7 @@ class AsyncioTurn:
     ) -> Any:
         """Do something to the world, on the record: `fn(*args)`, sync or async."""
         call = partial(self._turn.effect, self._here(fn), *args, key=key, on_unknown=on_unknown)
-        return await self._loop.cross(call)
+        return await self._cross(call)
 
     async def ask_user(
         self,
@@ -203,7 +203,7 @@ class AsyncioTurn:
     ) -> str:
         """Ask a person, and wait for the answer; it comes through `runtime.approvals`."""
         ask = partial(self._turn.ask_user, question, choices, timeout, key=key)
-        answer: str = await self._loop.cross(ask)
+        answer: str = await self._cross(ask)
         return answer
 
     def usage(
@@ -229,6 +229,10 @@ class AsyncioTurn:
             cost_nanos=cost_nanos,
             auxiliary=auxiliary,
         )
+
+    async def _cross(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._turn.check_open()  # here already: behind a turn there may be no loop to cross
+        return await self._loop.cross(function, *arguments)
 
     def _here(self, function: Any) -> Any:
         """The same function for trio's side: called there, it runs on the agent's loop.

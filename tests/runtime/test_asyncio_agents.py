@@ -21,7 +21,7 @@ from onepen import (
     Turn,
     open_runtime,
 )
-from onepen.agents import AsyncioAgent, AsyncioLoopError, AsyncioTurn
+from onepen.agents import AsyncioAgent, AsyncioLoopError, AsyncioTurn, TrioInAsyncioError
 from onepen.runtime.agents import asyncio_agent
 from onepen.testing import check_database
 
@@ -602,6 +602,25 @@ async def test_an_exit_ends_a_turn_and_never_the_process(
         assert "leave the process" in str(reply.outcome.error) or "SystemExit" in str(
             reply.outcome.error
         )
+        assert (await runtime.ask(KEY, "next")).text == "re next"
+
+
+async def test_trio_in_asyncio_code_is_refused_and_breaks_nothing(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """Without that, what was to wake the coroutine wakes the loop's own task, and trio gives up."""
+    event, lock = trio.Event(), trio.Lock()
+
+    async def confuse(_: AsyncioTurn) -> str:
+        for wait in (event.wait, trio.sleep_forever, trio.lowlevel.checkpoint, lock.acquire):
+            with pytest.raises(TrioInAsyncioError):
+                await wait()
+        event.set()
+        return "refused"
+
+    desk = Desk(confuse=confuse)
+    async with inline(tmp_path / "x.db", AsyncioAgent(desk)) as runtime:
+        assert (await runtime.ask(KEY, "confuse")).text == "refused"
         assert (await runtime.ask(KEY, "next")).text == "re next"
 
 
