@@ -64,7 +64,7 @@ class AsyncioWorld(World):
     """The same world; its agent is behind the bridge."""
 
     @property
-    def agent(self) -> Any:  # type: ignore[override] # a new one for each opening
+    def agent(self) -> Any:  # a new one for each opening
         return AsyncioAgent(agent)
 
 
@@ -130,7 +130,7 @@ def test_asyncio_sleeps_by_the_mock_clock() -> None:
         return str(asyncio.get_running_loop().time() - begun_s)
 
     class Sleepy(World):
-        agent = property(lambda _: AsyncioAgent(sleepy))  # type: ignore[assignment]
+        agent = property(lambda _: AsyncioAgent(sleepy))
 
     assert SETTINGS.sessions.turn_deadline_s < 3605  # it is cut off, an hour before it wakes
     with scratch() as directory:
@@ -152,7 +152,7 @@ def test_a_thread_of_an_asyncio_agent_is_refused() -> None:
             raise
 
     class Threaded(World):
-        agent = property(lambda _: AsyncioAgent(threaded))  # type: ignore[assignment]
+        agent = property(lambda _: AsyncioAgent(threaded))
 
     with scratch() as directory:
         simulate(Threaded(directory, Account()).run, [], [[ASK]])
@@ -200,7 +200,7 @@ def failures(*, locked: bool) -> list[list[int]]:
     """Those of a hundred schedules, always the same ones, under which the agent finds its bug."""
 
     class Flushed(World):
-        agent = property(lambda _: AsyncioAgent(Flushing(locked=locked)))  # type: ignore[assignment]
+        agent = property(lambda _: AsyncioAgent(Flushing(locked=locked)))
 
     found: list[list[int]] = []
     for schedule in SCHEDULES:
