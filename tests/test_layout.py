@@ -25,7 +25,9 @@ def modules_of(*folders: str) -> list[PurePosixPath]:
 
 
 FACADES = [
-    PurePosixPath("src/onepen") / path.name for path in sorted((ROOT / "src/onepen").glob("*.py"))
+    PurePosixPath(path.relative_to(ROOT).as_posix())
+    for pattern in ("*.py", "testing/*.py")
+    for path in sorted((ROOT / "src/onepen").glob(pattern))
 ]
 LIBRARY = modules_of(*LIBRARY_FOLDERS)
 OUTSIDE = modules_of(*OUTSIDE_FOLDERS)
