@@ -45,6 +45,7 @@ format: $(STAMP) ## sort imports and format
 bench: $(STAMP) ## run the benchmarks
 	@PYTHONPATH=. $(BIN)/python -m benchmarks
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.hand_overs
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.bridge
 
 proof: $(STAMP) ## the long campaign: crashes, faults and properties with many more examples
 	@ONEPEN_PROFILE=proof $(PYTEST) $(XDIST) tests/crash tests/properties $(PYTEST_ARGS)

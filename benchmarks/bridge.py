@@ -54,6 +54,8 @@ async def agent(turn: Any) -> str:
                 for _ in range(_PIECES):
                     await out.write("piece ")
             return str(out.text)
+        case _:
+            pass
     return TEXTS[0]
 
 
