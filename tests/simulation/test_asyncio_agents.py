@@ -7,13 +7,16 @@ import subprocess
 import sys
 from random import Random
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
+import trio
 from hypothesis import given, settings
 
 from onepen.agents import AsyncioAgent
+from onepen.runtime.agents.asyncio_loop import AsyncioLoop
 from onepen.storage.errors import InvariantError
-from onepen.testing import schedules, simulate
+from onepen.testing import SimulationStuckError, schedules, simulate
 
 from .world import SETTINGS, Account, Step, World, check_world, programs, scratch
 
@@ -226,3 +229,69 @@ def test_a_bug_that_is_planted_in_an_asyncio_agent_is_found() -> None:
     assert found
     assert [] not in found, "it is seen without a preemption: the program always fails"
     assert failures(locked=True) == []
+
+
+# The protections, switched off ----------------------------------------------------------------
+
+
+async def swallowing(_: AsyncioTurn) -> None:
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+
+class Swallowing(World):
+    agent = property(lambda _: AsyncioAgent(swallowing))
+
+
+def nothing(*_: object) -> None: ...
+
+
+def test_a_run_in_which_an_agent_swallows_its_deadline_ends() -> None:
+    """INV-15; and without the force it never would."""
+    with scratch() as directory:
+        simulate(Swallowing(directory, Account()).run, [], [[ASK]])
+    with (
+        scratch() as directory,
+        patch.object(AsyncioLoop, "_force", nothing),
+        pytest.raises((SimulationStuckError, InvariantError, trio.TrioInternalError)),
+    ):
+        simulate(Swallowing(directory, Account()).run, [], [[ASK]])
+
+
+TRIO_INSIDE = """
+import sys, trio
+from onepen import open_runtime
+from onepen.agents import AsyncioAgent
+from onepen.runtime.agents import asyncio_loop
+
+async def unguarded(coro):
+    return await coro
+
+if sys.argv[1] == "unguarded":
+    asyncio_loop._only_asyncio = unguarded
+
+async def agent(turn):
+    event = trio.Event()
+    try:
+        await event.wait()
+    except Exception:
+        event.set()
+    return "done"
+
+async def main():
+    async with open_runtime(None, agent=AsyncioAgent(agent)) as runtime:
+        assert (await runtime.ask("a:1", "hello")).text == "done"
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("guard", ["guarded", "unguarded"])
+def test_trio_awaited_in_asyncio_code_would_end_the_process(guard: str) -> None:
+    """The guard is what stands between such a mistake and everybody's conversations."""
+    command = [sys.executable, "-c", TRIO_INSIDE, guard]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) == (guard == "guarded"), done.stderr
