@@ -45,6 +45,7 @@ format: $(STAMP) ## sort imports and format
 bench: $(STAMP) ## run the benchmarks
 	@PYTHONPATH=. $(BIN)/python -m benchmarks
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.hand_overs
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.bridge
 
 proof: $(STAMP) ## the long campaign, PROOF-1 to PROOF-9, with a report in build/proof
 	@ONEPEN_PROFILE=proof $(PYTEST) -n $(WORKERS) --dist worksteal \

@@ -33,6 +33,11 @@ class Streaming:
 
     async def write(self, piece: str) -> None:
         """Show one more piece. Raises `InvalidContentError` for what no text can hold."""
+        self.write_nowait(piece)
+        await trio.lowlevel.checkpoint()
+
+    def write_nowait(self, piece: str) -> None:
+        """The same, for a loop that lets others go on by itself."""
         if not isinstance(piece, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidContentError(
                 "piece", f"{type(piece).__name__} is not text", hint="give a string"
@@ -44,7 +49,6 @@ class Streaming:
             raise InvalidContentError("piece", "it holds half a character", hint=hint) from error
         self._pieces.append(piece := plain(piece))
         self._show(self.uid, piece)
-        await trio.lowlevel.checkpoint()
 
     @property
     def text(self) -> str:

@@ -211,13 +211,23 @@ class Turn:
 
         If the agent returns the same text as its answer, that is this message, not another one.
         """
-        self.check_open()
-        out = Streaming(self._scribe.fresh_uid(), self._host.show_delta)
+        out = self.open_stream()
         try:
             yield out
         except BaseException:
-            self._keep_cut(out)  # nothing can be awaited here: the next unit takes it along
+            self.cut_stream(out)  # nothing can be awaited here: the next unit takes it along
             raise
+        await self.end_stream(out)
+
+    # The steps of a stream, for whoever runs the block elsewhere: on another loop.
+
+    def open_stream(self) -> Streaming:
+        """A message to write; it must be ended or cut."""
+        self.check_open()
+        return Streaming(self._scribe.fresh_uid(), self._host.show_delta)
+
+    async def end_stream(self, out: Streaming) -> None:
+        """It is whole: store it."""
         if out.text:
             draft = self._streamed_draft(out, partial=False)
             try:
@@ -229,7 +239,8 @@ class Turn:
             await self._post_interim(draft)
             self.said = out.text
 
-    def _keep_cut(self, out: Streaming) -> None:
+    def cut_stream(self, out: Streaming) -> None:
+        """It was cut off: what there is of it is stored as partial, with the turn's next unit."""
         draft = self._streamed_draft(out, partial=True)
         try:
             check_draft(draft)

@@ -7,6 +7,9 @@ Keeps:
   or when its configuration's signature changed (H5). Baselines are revisions, one per session id,
   compared only with the same session's.
 - An agent that is shared by all keys is never rebuilt, and closed only when the runtime ends.
+- One that needs tasks which outlive turns has an `attach(spawn)`: it is called once before its
+  first turn, and what `spawn` starts lives no longer than the runtime. What such a task raises is
+  logged; its `close()` ends it.
 
 Building may fail: then that turn fails, and the next one tries again (H6).
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from copy import deepcopy
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -26,6 +30,7 @@ from .raised import is_theirs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextvars import Context
 
     from ..storage.identity import SessionId, SessionKey
 
@@ -68,6 +73,40 @@ class AgentSource:
         self.built = self.rebuilt = 0
         self.running = 0  # turns in which the shared agent is at work just now
         self.last_key: SessionKey | None = None  # whose turn it was at last
+        self._nursery: trio.Nursery | None = None
+        self._context: Context | None = None
+        self._attaching = trio.Lock()
+        self._to_attach = callable(getattr(agent, "attach", None))  # the shared one
+
+    # Agents that need tasks of their own ---------------------------------------------------------
+
+    def serve_in(self, nursery: trio.Nursery, context: Context) -> None:
+        """Where the tasks of agents live: longer than turns, and not longer than the runtime."""
+        self._nursery, self._context = nursery, context
+
+    async def attach(self, agent: Any) -> None:
+        """Let an agent that has an `attach(spawn)` begin what it needs. Raises what it raises."""
+        attach = getattr(agent, "attach", None)
+        if callable(attach):
+            result = attach(self._spawn)
+            if isawaitable(result):
+                await result
+
+    async def attached(self) -> Any:
+        """The shared agent, for a turn; if it could not begin, the next turn tries again."""
+        if self._to_attach:
+            async with self._attaching:
+                if self._to_attach:
+                    await self.attach(self.shared)
+                    self._to_attach = False
+        return self.shared
+
+    def _spawn(self, function: Callable[..., Awaitable[object]], *arguments: Any) -> None:
+        """A task of an agent's, in a context that belongs to no turn; its `close()` ends it."""
+        assert self._nursery is not None
+        assert self._context is not None
+        run = partial(_quietly_beside, function, arguments)
+        self._context.run(partial(self._nursery.start_soon, run, name=function))
 
     def signature(self, agent: Any, info: SessionInfo) -> Any:
         """The configuration as it is now: the factory's word, or else the agent's own."""
@@ -118,6 +157,17 @@ async def _quietly(closing: Awaitable[None]) -> None:
         logger.error("closing an agent failed", exc_info=error)
 
 
+async def _quietly_beside(
+    function: Callable[..., Awaitable[object]], arguments: tuple[Any, ...]
+) -> None:
+    try:
+        await function(*arguments)
+    except BaseException as error:
+        if not is_theirs(error):
+            raise
+        logger.error("a task of an agent failed", exc_info=error)
+
+
 @final
 class AgentSlot:
     """The place of one session actor's agent."""
@@ -135,7 +185,7 @@ class AgentSlot:
         """The agent for the next turn; built, rebuilt or the one that is here."""
         source = self._source
         if source.factory is None:
-            return source.shared
+            return await source.attached()
         if self.agent is not None:
             changed = source.signature(self.agent, info) != self._signature
             if not changed and not self._foreign:
@@ -146,6 +196,7 @@ class AgentSlot:
         if isawaitable(built):
             built = await built
         check_agent(built)
+        await source.attach(built)
         self.agent = built
         self._foreign = False
         self._signature = deepcopy(source.signature(built, info))  # it may be changed in place

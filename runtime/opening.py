@@ -219,6 +219,7 @@ class _Serving:
         settings = self._settings
         async with trio.open_nursery() as nursery:
             directory = Directory(surroundings, nursery)
+            surroundings.agents.serve_in(nursery, surroundings.context)
             timetable = Timetable(
                 directory,
                 surroundings.writer,

@@ -25,7 +25,9 @@ def modules_of(*folders: str) -> list[PurePosixPath]:
 
 
 FACADES = [
-    PurePosixPath("src/onepen") / path.name for path in sorted((ROOT / "src/onepen").glob("*.py"))
+    PurePosixPath(path.relative_to(ROOT).as_posix())
+    for pattern in ("*.py", "testing/*.py")
+    for path in sorted((ROOT / "src/onepen").glob(pattern))
 ]
 LIBRARY = modules_of(*LIBRARY_FOLDERS)
 OUTSIDE = modules_of(*OUTSIDE_FOLDERS)
@@ -400,7 +402,17 @@ def probe(imports: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("name", ["onepen", "onepen.storage", "onepen.actors", "onepen.runtime"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "onepen",
+        "onepen.agents",
+        "onepen.storage",
+        "onepen.actors",
+        "onepen.runtime",
+        "onepen.testing",
+    ],
+)
 def test_importing_onepen_leaves_asyncio_and_sqlite_alone(name: str) -> None:
     assert probe(f"import {name}") == probe("")
 

@@ -75,6 +75,7 @@ def expected_files() -> set[str]:
     """What the package must hold: every file of the library that is not a by-product."""
     package = ROOT / "src" / "onepen"
     files = {f"onepen/{path.name}" for path in package.iterdir() if path.is_file()}
+    files |= {f"onepen/testing/{path.name}" for path in (package / "testing").glob("*.py")}
     for folder in LIBRARY_FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

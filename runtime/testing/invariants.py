@@ -16,6 +16,7 @@ another.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +26,10 @@ from urllib.parse import quote
 
 import apsw
 
+from ...storage.errors import ForeignFileError
 from ...storage.sqlite.schema import check_ours
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Generator
 
 
@@ -212,13 +213,17 @@ def check_database(path: str | os.PathLike[str]) -> list[Violation]:
 
     Raises `OpenError` and its kin for a file that is not a database of onepen's.
     """
-    with inspecting(path) as db:
-        return check_connection(db)
+    try:
+        with inspecting(path) as db:
+            return check_connection(db)
+    except apsw.NotADBError as error:
+        raise ForeignFileError(os.fspath(path), "it is no database") from error
 
 
 def check_connection(db: apsw.Connection) -> list[Violation]:
     """The same, of an open connection's snapshot. What is derived, search, is left out."""
-    check_ours(db, db.filename)
+    if check_ours(db, db.filename) == 0:
+        return []  # whoever made it was killed before there was anything in it
     found = [
         Violation("integrity_check", str(row[0]))
         for row in db.execute("PRAGMA integrity_check").fetchall()

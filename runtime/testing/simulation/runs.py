@@ -1,15 +1,16 @@
 """One simulated run: a program, a schedule, and what happened.
 
 A run is a function of the program and the schedule: the clock jumps by itself, no thread can be
-started, and every choice between tasks that could go on is taken from the schedule. What the
-program takes from elsewhere (a wall clock, chance, the order of a set, real I/O) is not covered,
-and makes the same schedule mean different things.
+started, no garbage is collected meanwhile, and every choice between tasks that could go on is taken
+from the schedule. What the program takes from elsewhere (a wall clock, chance, the order of a set,
+real I/O) is not covered, and makes the same schedule mean different things.
 
 A failure leaves as the program raised it, with a note that says what replays it.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import threading
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def execute(
 ) -> T:
     """The run itself, with the scheduler's records left to the caller."""
     threads = set(threading.enumerate())
+    collecting = gc.isenabled()
 
     @wraps(main)  # the trace shows the task under the program's own name
     async def watched() -> T:
@@ -92,12 +94,18 @@ def execute(
                 return value
         raise SimulationStuckError(scheduler.gave_up or "the run was cancelled")
 
+    # A collector runs when it likes, and what it finalizes may do things: an asyncio task that
+    # failed and that nobody awaited is reported then.
+    gc.disable()
     try:
         with in_charge(scheduler):
             value = trio.run(watched, clock=trio.testing.MockClock(autojump_threshold=0))
     except BaseException as error:
         error.add_note(_note(scheduler))
         raise
+    finally:
+        if collecting:
+            gc.enable()
     left = sorted(thread.name for thread in set(threading.enumerate()) - threads)
     if left:
         raise InvariantError(
