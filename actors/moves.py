@@ -165,7 +165,9 @@ def reset(reason: str = "reset") -> Operate[SessionId]:
         await finalize(session, reason, "boundary", along=(move,))
         await _follow(session)
         page = scribe.page
-        if page.session_id == fresh and not page.stored and parent.stored:
+        # One without messages may be pruned, and can't be referred to by what has no row yet.
+        said = parent.stored and parent.next_seq > 0
+        if page.session_id == fresh and not page.stored and said:
             page.parent_id, page.edge = parent.session_id, "reset"
         return page.session_id
 

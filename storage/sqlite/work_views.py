@@ -24,6 +24,8 @@ from ..records import (
     TurnUsage,
     UsageTotal,
 )
+from .erasing import KIND_OF_OUTCOME
+from .gone import DELIVERY_GONE, turn_gone
 from .queries import Queries
 from .turns import FORGETTABLE, waits_in
 
@@ -31,14 +33,21 @@ _decode_inbound = msgspec.json.Decoder(Inbound).decode
 _decode_outcome = msgspec.json.Decoder(TurnOutcome).decode
 _LAST = 2**63 - 1
 
+_KIND = f"iif(t.outcome IS NULL, NULL, {KIND_OF_OUTCOME.format('t.outcome')})"
 _TURN = (
-    "SELECT t.id, t.key, s.id, t.state, t.attempt, t.outcome, t.opened_ms, t.started_ms, "
+    "SELECT t.id, t.key, s.id, t.state, t.attempt, "
+    f"iif(s.deleted = 1, {_KIND}, t.outcome), t.opened_ms, t.started_ms, "
     "t.ended_ms, t.history "
     "FROM turns t LEFT JOIN sessions s ON s.n = t.session"
 )
+_INBOUND_GONE = (
+    "EXISTS (SELECT 1 FROM sessions gone_s WHERE gone_s.n IN (t.session, into_t.session) "
+    "AND gone_s.deleted = 1)"
+)
 _INBOX = (
-    "SELECT i.source, i.inbound_id, i.key, t.id, i.disposition, i.digest, i.accepted_ms, i.body, "
-    "i.reply_to, into_t.id FROM inbox i JOIN turns t ON t.n = i.turn "
+    "SELECT i.source, i.inbound_id, i.key, t.id, i.disposition, i.digest, i.accepted_ms, "
+    f"iif({_INBOUND_GONE}, NULL, i.body), iif({_INBOUND_GONE}, NULL, i.reply_to), into_t.id "
+    "FROM inbox i JOIN turns t ON t.n = i.turn "
     "LEFT JOIN turns into_t ON into_t.n = i.into_turn"
 )
 _DELIVERY = (
@@ -121,7 +130,8 @@ class WorkViews(Queries):
 
     def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
         rows = self._all(
-            f"{_INBOX} WHERE t.key = ? AND t.state <> 'ended' AND i.body IS NOT NULL ORDER BY i.n",
+            f"{_INBOX} WHERE t.key = ? AND t.state <> 'ended' AND i.body IS NOT NULL "
+            f"AND NOT {_INBOUND_GONE} ORDER BY i.n",
             (key,),
         )
         return tuple(_inbox_entry_of(row) for row in rows)
@@ -156,7 +166,7 @@ class WorkViews(Queries):
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         rows = self._all(
-            "SELECT t.id, t.key, d.reason, d.tries, d.state, d.at_ms, d.resolved_ms "
+            f"SELECT t.id, t.key, iif({turn_gone('d.turn')}, '', d.reason), d.tries, d.state, d.at_ms, d.resolved_ms "
             "FROM dead_letters d JOIN turns t ON t.n = d.turn ORDER BY d.turn"
         )
         return tuple(
@@ -215,7 +225,7 @@ class WorkViews(Queries):
         return TurnUsage(calls=row[0], tokens=tokens)
 
     def delivery(self, delivery_id: str) -> Delivery | None:
-        row = self._one(f"{_DELIVERY} WHERE d.id = ?", (delivery_id,))
+        row = self._one(f"{_DELIVERY} WHERE d.id = ? AND NOT {DELIVERY_GONE}", (delivery_id,))
         return None if row is None else _delivery_of(row)
 
     def open_deliveries(self, source: str | None = None, limit: int = 500) -> tuple[Delivery, ...]:
@@ -260,7 +270,10 @@ class WorkViews(Queries):
         limit: int = 100,
         after: int | None = None,
     ) -> tuple[tuple[Delivery, ...], int | None]:
-        where, parameters = "d.n < ?", list[Any]([_LAST if after is None else after])
+        where, parameters = (
+            f"d.n < ? AND NOT {DELIVERY_GONE}",
+            list[Any]([_LAST if after is None else after]),
+        )
         wanted = [("state", state), ("source", source), ("key", key)]
         for column, value in wanted:
             if value is not None:
@@ -282,7 +295,8 @@ class WorkViews(Queries):
 
     def last_delivery(self, key: SessionKey, source: str) -> Delivery | None:
         row = self._one(
-            f"{_DELIVERY} WHERE d.key = ? AND d.source = ? ORDER BY d.n DESC LIMIT 1",
+            f"{_DELIVERY} WHERE d.key = ? AND d.source = ? AND NOT {DELIVERY_GONE} "
+            "ORDER BY d.n DESC LIMIT 1",
             (key, source),
         )
         return None if row is None else _delivery_of(row)
@@ -291,7 +305,8 @@ class WorkViews(Queries):
         rows = self._all(
             "SELECT e.effect_key, e.effect_id, e.tool, e.digest, e.state, e.attempt, e.result, "
             "e.begun_ms, "
-            "e.finished_ms FROM effects e JOIN turns t ON t.n = e.turn WHERE t.id = ? "
+            "e.finished_ms FROM effects e JOIN turns t ON t.n = e.turn "
+            f"WHERE t.id = ? AND NOT {turn_gone('t.n')} "
             "ORDER BY e.begun_ms, e.effect_key",
             (turn_id,),
         )
@@ -312,21 +327,21 @@ class WorkViews(Queries):
         )
 
     def question(self, key: SessionKey, question_key: str) -> Question | None:
-        found = self._questions("WHERE q.key = ? AND q.question_key = ?", (key, question_key))
+        found = self._questions("AND q.key = ? AND q.question_key = ?", (key, question_key))
         return found[0] if found else None
 
     def questions(
         self, key: SessionKey | None = None, *, open_only: bool = False, limit: int = 500
     ) -> tuple[Question, ...]:
-        where, parameters = ("", ()) if key is None else ("WHERE q.key = ? ", (key,))
+        where, parameters = ("", ()) if key is None else ("AND q.key = ? ", (key,))
         if open_only:
-            where += "AND q.state = 'open' " if where else "WHERE q.state = 'open' "
+            where += "AND q.state = 'open' "
         order = f"{where}ORDER BY q.asked_ms, q.key, q.question_key LIMIT ?"
         return self._questions(order, (*parameters, limit))
 
     def expired_questions(self, now_ms: int, limit: int = 500) -> tuple[Question, ...]:
         return self._questions(
-            "WHERE q.state = 'open' AND q.expires_ms <= ? "
+            "AND q.state = 'open' AND q.expires_ms <= ? "
             "ORDER BY q.expires_ms, q.key, q.question_key LIMIT ?",
             (now_ms, limit),
         )
@@ -336,7 +351,7 @@ class WorkViews(Queries):
             "SELECT q.key, q.question_key, t.id, q.question, q.choices, q.state, q.answer, "
             "q.answered_by, "
             "q.asked_ms, q.expires_ms, q.answered_ms FROM questions q JOIN turns t ON t.n = q.turn "
-            f"{rest}",
+            f"WHERE NOT {turn_gone('q.turn')} {rest}",
             parameters,
         )
         return tuple(
@@ -402,8 +417,8 @@ class WorkViews(Queries):
     def next_due_ms(self, now_ms: int) -> int | None:
         row = self._one(
             "SELECT min(due_ms) FROM (SELECT min(due_ms) AS due_ms FROM timers WHERE state = 'set' "
-            "AND due_ms > ? UNION ALL SELECT min(expires_ms) FROM questions WHERE state = 'open' "
-            "AND expires_ms > ?)",
+            "AND due_ms > ? UNION ALL SELECT min(expires_ms) FROM questions q WHERE state = 'open' "
+            f"AND expires_ms > ? AND NOT {turn_gone('q.turn')})",
             (now_ms, now_ms),
         )
         return None if row is None else row[0]

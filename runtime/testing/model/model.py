@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ....storage.commands import Command, EndSession, ReopenSession, Rotate, SetRoute
 from ....storage.records import Route
 from ....storage.units import Durable, Head, Refused, Unit
-from . import exchange, search, sessions, transcripts, work
+from . import cleanup, exchange, search, sessions, transcripts, work
 from .state import RefusedByModelError, State, refuse
 from .views import ModelReader
 
@@ -33,6 +33,7 @@ COMMANDS: dict[type[Command], Any] = {
     **work.COMMANDS,
     **exchange.COMMANDS,
     **search.COMMANDS,
+    **cleanup.COMMANDS,
 }
 
 
