@@ -315,6 +315,12 @@ class Reader(Protocol):
         """Up to which seq `GiveOriginals` has come."""
         ...
 
+    def originals_slice(
+        self, session_id: SessionId, *, rows_max: int = 2_000, heirs_max: int = 50
+    ) -> tuple[Seq, Seq] | None:
+        """The next seqs for `GiveOriginals`; `None` when so few are left that it need not be."""
+        ...
+
     def purges(self, limit: int = 100) -> tuple[SessionId, ...]:
         """Deleted sessions of which rows are left."""
         ...

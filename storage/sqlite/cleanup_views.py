@@ -149,6 +149,25 @@ class CleanupViews(Queries):
         )
         return 0 if row is None else row[0]
 
+    def originals_slice(
+        self, session_id: SessionId, *, rows_max: int = 2_000, heirs_max: int = 50
+    ) -> tuple[Seq, Seq] | None:
+        given = self.originals_given(session_id)
+        rows = self._all(
+            "SELECT m.seq, m.carried = 0 AND EXISTS (SELECT 1 FROM messages c "
+            "WHERE c.uid = m.uid AND c.carried = 1 AND c.session <> m.session) "
+            "FROM messages m JOIN sessions s ON s.n = m.session WHERE s.id = ? AND s.deleted = 0 "
+            "AND m.seq >= ? ORDER BY m.seq LIMIT ?",
+            (session_id, given, rows_max),
+        )
+        heirs, last = 0, given - 1
+        for seq, carried_on in rows:
+            heirs += carried_on
+            if heirs > heirs_max:
+                return Seq(given), Seq(last)
+            last = seq
+        return (Seq(given), Seq(last)) if len(rows) == rows_max else None
+
     def purges(self, limit: int = 100) -> tuple[SessionId, ...]:
         rows = self._all(
             "SELECT s.id FROM purges p JOIN sessions s ON s.n = p.session WHERE s.deleted = 1 "
@@ -233,7 +252,8 @@ class CleanupViews(Queries):
         names = {"user": user, "session": session_id, "limit": limit}
         tables = "messages m JOIN sessions s ON s.n = m.session"
         others = self._all_named(
-            f"SELECT 1 FROM {tables} WHERE s.id = :session AND s.deleted = 0 AND {_SAID_BY_OTHERS} LIMIT 1",
+            f"SELECT 1 FROM {tables} WHERE s.id = :session AND s.deleted = 0 "
+            f"AND {_SAID_BY_OTHERS} LIMIT 1",
             names,
         )
         somebody = self._all_named(

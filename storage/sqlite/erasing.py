@@ -51,9 +51,10 @@ _LEFT_OF_TURN = (
     "OR EXISTS (SELECT 1 FROM effects WHERE turn = t.n) "
     "OR EXISTS (SELECT 1 FROM questions WHERE turn = t.n) "
     "OR EXISTS (SELECT 1 FROM dead_letters WHERE turn = t.n AND reason <> '') "
-    "OR EXISTS (SELECT 1 FROM inbox WHERE turn = t.n AND (body NOT NULL OR reply_to NOT NULL)) "
-    "OR EXISTS (SELECT 1 FROM inbox WHERE into_turn = t.n AND (body NOT NULL OR reply_to NOT NULL)))"
-    " FROM turns t WHERE t.id = ?"
+    "OR EXISTS (SELECT 1 FROM inbox WHERE turn = t.n "
+    "AND (body IS NOT NULL OR reply_to IS NOT NULL)) "
+    "OR EXISTS (SELECT 1 FROM inbox WHERE into_turn = t.n "
+    "AND (body IS NOT NULL OR reply_to IS NOT NULL))) FROM turns t WHERE t.id = ?"
 )
 _ANSWERS = "turn = ? AND answered_by = ?"
 

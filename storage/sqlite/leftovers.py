@@ -16,7 +16,8 @@ ORPHANED_REASON = "orphaned_compression"
 _ASPECTS = "'title', 'end', 'flags', 'details', 'revision', 'former_key'"
 UNROUTED = "NOT EXISTS (SELECT 1 FROM routes r WHERE r.session_id = s.id)"
 
-# Of a session that is called `s`, with its head `h`; `?` is the time before which it began or ended.
+# Of a session that is called `s`, with its head `h`; `?` is the time before which it began, or
+# ended.
 ORPHANED = (
     "s.ended_ms IS NULL AND s.deleted = 0 AND s.hidden = 0 AND s.started_ms < ? "
     "AND h.message_count > 0 AND EXISTS (SELECT 1 FROM sessions p WHERE p.n = s.parent "

@@ -134,7 +134,8 @@ class TranscriptViews(Queries):
     def said_since(self, session_id: SessionId, seq: int, limit: int = 200) -> tuple[Message, ...]:
         return tuple(
             self._messages(
-                "WHERE m.session = (SELECT n FROM sessions WHERE id = ? AND deleted = 0) AND m.seq > ? "
+                "WHERE m.session = (SELECT n FROM sessions WHERE id = ? AND deleted = 0) "
+                "AND m.seq > ? "
                 f"AND m.carried = 0 AND m.state <> {REWOUND} ORDER BY m.seq LIMIT ?",
                 (session_id, seq, limit),
             )

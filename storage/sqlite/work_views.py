@@ -166,7 +166,8 @@ class WorkViews(Queries):
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         rows = self._all(
-            f"SELECT t.id, t.key, iif({turn_gone('d.turn')}, '', d.reason), d.tries, d.state, d.at_ms, d.resolved_ms "
+            f"SELECT t.id, t.key, iif({turn_gone('d.turn')}, '', d.reason), d.tries, d.state, "
+            "d.at_ms, d.resolved_ms "
             "FROM dead_letters d JOIN turns t ON t.n = d.turn ORDER BY d.turn"
         )
         return tuple(

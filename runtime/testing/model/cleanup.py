@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ....storage import commands as c
-from ....storage.identity import SessionId
 from ....storage.records import TurnOutcome
 from .state import State, refuse
 
 if TYPE_CHECKING:
-    from ....storage.identity import TurnId
+    from ....storage.identity import SessionId, TurnId
     from ....storage.records import Delivery, Effect, Question, Session, Timer
 
 ORPHANED_REASON = "orphaned_compression"
@@ -133,9 +132,10 @@ def delete_session(state: State, command: c.DeleteSession) -> bool:
     if state.holder(session.id) is not None:
         refuse("route_conflict", "a key has it")
     since_ms = command.quiet_since_ms
-    if since_ms is not None:
-        if session.last_ms >= since_ms or session.hidden or state.is_needed(session.id):
-            refuse("stale", "somebody needs it")
+    if since_ms is not None and (
+        session.last_ms >= since_ms or session.hidden or state.is_needed(session.id)
+    ):
+        refuse("stale", "somebody needs it")
     _give_away(state, session.id, range(session.next_seq))
     _forget_work(state, session.id)
     state.transcripts[session.id] = ()
@@ -201,7 +201,7 @@ def purge_session(state: State, command: c.PurgeSession) -> bool:
     return True
 
 
-# What surrounds turns ------------------------------------------------------------------------------
+# What surrounds turns ----------------------------------------------------------------------------
 
 
 def erase_work(state: State, command: c.EraseWork) -> bool:

@@ -502,6 +502,12 @@ class ModelReader:
     def originals_given(self, session_id: SessionId) -> int:
         return self._state.given.get(session_id, 0)
 
+    def originals_slice(
+        self, session_id: SessionId, *, rows_max: int = 2_000, heirs_max: int = 50
+    ) -> tuple[Seq, Seq] | None:
+        """None: in a model everything is little."""
+        return None
+
     def purges(self, limit: int = 100) -> tuple[SessionId, ...]:
         return tuple(i for i in self._state.sessions if i in self._state.purges)[:limit]
 
