@@ -326,7 +326,7 @@ class Reader(Protocol):
         ...
 
     def purge_slice(
-        self, session_id: SessionId, *, rows_max: int = 200, bytes_max: int = 256 * 1024
+        self, session_id: SessionId, *, rows_max: int = 128, bytes_max: int = 256 * 1024
     ) -> PurgeSlice | None:
         """What `PurgeSession` is to take away next; `None` when nothing is left."""
         ...

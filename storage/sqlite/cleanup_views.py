@@ -177,7 +177,7 @@ class CleanupViews(Queries):
         return tuple(row[0] for row in rows)
 
     def purge_slice(
-        self, session_id: SessionId, *, rows_max: int = 200, bytes_max: int = 256 * 1024
+        self, session_id: SessionId, *, rows_max: int = 128, bytes_max: int = 256 * 1024
     ) -> PurgeSlice | None:
         purge = self._one(
             "SELECT p.session, p.step, p.turn FROM purges p JOIN sessions s ON s.n = p.session "

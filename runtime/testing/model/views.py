@@ -512,7 +512,7 @@ class ModelReader:
         return tuple(i for i in self._state.sessions if i in self._state.purges)[:limit]
 
     def purge_slice(
-        self, session_id: SessionId, *, rows_max: int = 200, bytes_max: int = 256 * 1024
+        self, session_id: SessionId, *, rows_max: int = 128, bytes_max: int = 256 * 1024
     ) -> PurgeSlice | None:
         """The last one at once: there are no rows that would have to go."""
         step = self._state.purges.get(session_id)
