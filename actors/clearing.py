@@ -59,7 +59,7 @@ async def finalize_orphans(writer: WriterRef, clock: Clock) -> int:
                 replaces=session.end_version,
                 at_ms=now,
             )
-            count += await _done(writer, command)
+            count += await was_done(writer, command)
         if following is None:
             break
         place = following
@@ -84,7 +84,7 @@ async def prune_empty(writer: WriterRef, clock: Clock) -> int:
             sessions, following = await writer.read(partial(_empty, before_ms, place))
             for session in sessions:
                 command = PruneSession(session_id=session.id, before_ms=before_ms)
-                pruned += await _done(writer, command)
+                pruned += await was_done(writer, command)
             if following is None:
                 break
             place = following
@@ -101,7 +101,7 @@ def _empty(before_ms: int, place: int, reader: Reader) -> tuple[tuple[Session, .
     return reader.empty_sessions(before_ms, after=place)
 
 
-async def _done(writer: WriterRef, command: EndOrphan | PruneSession) -> bool:
+async def was_done(writer: WriterRef, command: EndOrphan | PruneSession) -> bool:
     """Whether it was done by this; what was refused is no longer so, or still needed."""
     receipt = await writer.commit(Unit((command,)))
     return isinstance(receipt, Durable) and not receipt.again
@@ -150,7 +150,7 @@ async def purge(
             break
         blobs |= dict.fromkeys(part.blob_ids)
         try:
-            await writer.write(Unit((_purging(part),)))
+            await writer.write(Unit((purging_of(part),)))
         except StaleError:
             tries += 1
             if tries == _TRIES_MAX:
@@ -161,7 +161,7 @@ async def purge(
     await drop_blobs(writer, blobs)
 
 
-def _purging(part: PurgeSlice) -> PurgeSession:
+def purging_of(part: PurgeSlice) -> PurgeSession:
     return PurgeSession(
         session_id=part.session_id,
         step=part.step,

@@ -11,7 +11,7 @@ finishes it, and a deletion is finished by the next start as well.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -30,13 +30,15 @@ from ..storage.identity import SessionId, SessionKey
 from ..storage.units import Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ..actors.writer import WriterRef
     from ..storage.commands import AnyCommand
     from ..storage.engine import Reader
     from ..storage.identity import Clock, Ids
     from ..storage.records import Session, Turn
+
+T = TypeVar("T")
 
 _TRIES_MAX = 5
 _NAMED_MAX = 1_000
@@ -170,19 +172,27 @@ def before_of(clock: Clock, older_than_s: float | None, before_ms: int | None) -
     return clock.now() - int(age * 1000)
 
 
+class Reads(Protocol):
+    """Whoever looks at a file: a Writer, or somebody who looks on."""
+
+    async def read(self, view: Callable[[Reader], T]) -> T: ...
+
+
 async def prune(
-    writer: WriterRef,
-    clock: Clock,
+    reads: Reads,
     before_ms: int,
     *,
     source: str | None = None,
     key: str | None = None,
     archived_only: bool = False,
     ended_only: bool = False,
-    dry_run: bool = False,
+    delete: Callable[[SessionId], Awaitable[bool]] | None = None,
     told: Callable[[int], object] | None = None,
 ) -> Pruned:
-    """Delete sessions in which nothing has happened since, the oldest first; or say which."""
+    """Delete sessions in which nothing has happened since, the oldest first; or say which.
+
+    `delete` is `deleting(…)`; without it nothing is deleted.
+    """
     for field, value in (("source", source), ("key", key)):
         if value is not None:
             check_name(field, value)
@@ -203,9 +213,9 @@ async def prune(
         )
 
     while True:
-        sessions, following = await writer.read(look)
+        sessions, following = await reads.read(look)
         for session in sessions:
-            if not dry_run and not await _pruned(writer, clock, session.id, before_ms):
+            if delete is not None and not await delete(session.id):
                 continue
             count, messages = count + 1, messages + session.message_count
             size += session.active_bytes
@@ -217,16 +227,22 @@ async def prune(
             break
         place = following
     return Pruned(
-        count=count, messages=messages, bytes=size, sessions=tuple(named), dry_run=dry_run
+        count=count, messages=messages, bytes=size, sessions=tuple(named), dry_run=delete is None
     )
 
 
-async def _pruned(writer: WriterRef, clock: Clock, session_id: SessionId, before_ms: int) -> bool:
-    """Whether it could be deleted; somebody may have come back to it since we looked."""
-    try:
-        return await delete_session(writer, clock, session_id, quiet_since_ms=before_ms)
-    except (StaleError, RouteConflictError, SessionEndedError, MissingError):
-        return False
+def deleting(
+    writer: WriterRef, clock: Clock, before_ms: int
+) -> Callable[[SessionId], Awaitable[bool]]:
+    """How a session is pruned; false if somebody has come back to it since it was looked at."""
+
+    async def run(session_id: SessionId) -> bool:
+        try:
+            return await delete_session(writer, clock, session_id, quiet_since_ms=before_ms)
+        except (StaleError, RouteConflictError, SessionEndedError, MissingError):
+            return False
+
+    return run
 
 
 def _named(session: Session) -> PrunedSession:

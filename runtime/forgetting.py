@@ -20,7 +20,7 @@ from ..actors.erasing import Blanked, blank_user, withdraw
 from ..storage.commands import EraseWork
 from ..storage.edge import check_name
 from ..storage.units import Unit
-from .cleanup import Keys, NoActors, delete
+from .cleanup import Keys, NoActors, Reads, delete
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,6 +115,16 @@ async def erase(
     )
 
 
+async def affected(reads: Reads, user: str) -> tuple[int, int]:
+    """How many sessions would be deleted, and how many blanked in part."""
+    check_name("user", user)
+    only = shared = 0
+    for session_id in await _sessions_of(reads, user, _nobody):
+        part, _ = await reads.read(partial(_look, session_id, user))
+        only, shared = only + part.only, shared + (not part.only)
+    return only, shared
+
+
 def _nobody(_what: str, _count: int) -> None:
     """Nobody wants to know how far it is."""
 
@@ -154,13 +164,13 @@ def _ended(turn_id: TurnId, reader: Reader) -> bool:
 
 
 async def _sessions_of(
-    writer: WriterRef, user: str, tell: Callable[[str, int], object]
+    reads: Reads, user: str, tell: Callable[[str, int], object]
 ) -> list[SessionId]:
     """All messages are looked at, in pieces: who said what has no index, and is asked so seldom."""
     sessions: dict[SessionId, None] = {}
     place: int | None = -1
     while place is not None:
-        found, place = await writer.read(partial(_some, user, place))
+        found, place = await reads.read(partial(_some, user, place))
         sessions |= dict.fromkeys(found)
         tell("messages", place or 0)
     return list(sessions)

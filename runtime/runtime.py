@@ -38,7 +38,7 @@ from ..storage.errors import InvalidContentError, OnepenError, SessionHeldError
 from ..storage.identity import SessionId, SessionKey, TurnId, Uid
 from ..storage.records import Draft, Timer
 from .approvals import Approvals
-from .cleanup import Pruned, before_of, delete, prune, set_flags
+from .cleanup import Pruned, before_of, delete, deleting, prune, set_flags
 from .deliveries import Deliveries
 from .forgetting import Erased, erase
 from .reading import Sessions
@@ -502,16 +502,16 @@ class Runtime:
         Never a key's current session, one that is pinned, or one of which anything is unfinished.
         With `dry_run` nothing is deleted, and the report says what would be.
         """
-        clock = self._surroundings.clock
+        writer, clock = self._surroundings.writer, self._surroundings.clock
+        since_ms = before_of(clock, older_than_s, before_ms)
         return await prune(
-            self._surroundings.writer,
-            clock,
-            before_of(clock, older_than_s, before_ms),
+            writer,
+            since_ms,
             source=source,
             key=key,
             archived_only=archived_only,
             ended_only=ended_only,
-            dry_run=dry_run,
+            delete=None if dry_run else deleting(writer, clock, since_ms),
             told=progress,
         )
 

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ...storage.identity import SessionKey
+from .cleanup import archive, delete, pin
 from .database import looking_at
 from .screen import Screen, shown, table, when, with_database, with_screen
 
@@ -24,6 +25,10 @@ _ID_SHOWN = 16  # a beginning is enough for the other commands
 @click.group()
 def sessions() -> None:
     """What conversations there are."""
+
+
+for _command in (archive, delete, pin):
+    sessions.add_command(_command)
 
 
 @sessions.command("list")

@@ -10,7 +10,7 @@ import pytest
 from onepen import Runtime, open_runtime, open_sqlite
 from onepen.actors import clearing
 from onepen.storage import commands as c
-from onepen.storage.identity import Seq, SessionId, SessionKey, TurnId
+from onepen.storage.identity import Incarnation, Seq, SessionId, SessionKey, TurnId, Uid
 from onepen.storage.records import Message
 from onepen.storage.units import Durable, Unit
 
@@ -150,7 +150,7 @@ async def test_a_key_that_comes_back_meanwhile_is_not_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """G1: the guards are looked at in the transaction, not only by the look before it."""
-    path, clock, done = tmp_path / "chat.db", Clock(), clearing._done
+    path, clock, done = tmp_path / "chat.db", Clock(), clearing.was_done
 
     async with open_runtime(path, agent=echo, clock=clock) as runtime:
         child = await lose_a_child(runtime)
@@ -161,7 +161,7 @@ async def test_a_key_that_comes_back_meanwhile_is_not_cut_off(
                 await runtime.switch(KEY, child)
             return await done(*arguments)
 
-        monkeypatch.setattr(clearing, "_done", late)
+        monkeypatch.setattr(clearing, "was_done", late)
         assert await runtime.finalize_orphaned_rotations() == (when == "never")
         assert ((await row(runtime, child)).end_kind is None) == (when != "never")
 
@@ -198,13 +198,7 @@ async def test_a_session_that_is_being_imported_is_not_touched(tmp_path: Path) -
         parent = (await row(runtime, child)).parent_id
     assert parent is not None
     staged = SessionId("staged")
-    said = Message(
-        session_id=staged,
-        seq=Seq(0),
-        uid="e" * 32,
-        role="user",
-        text="?",  # type: ignore[arg-type]
-    )
+    said = Message(session_id=staged, seq=Seq(0), uid=Uid("e" * 32), role="user", text="?")
     write(
         path,
         c.CreateSession(
@@ -285,7 +279,7 @@ def with_a_delivery(at_ms: int) -> tuple[c.AnyCommand, ...]:
 
 def with_a_route(at_ms: int) -> tuple[c.AnyCommand, ...]:
     route = c.SetRoute(key=SessionKey("b:1"), session_id=EMPTY, replaces=0, at_ms=at_ms)
-    key = c.OpenIncarnation(key=SessionKey("b:1"), incarnation=1)  # type: ignore[arg-type]
+    key = c.OpenIncarnation(key=SessionKey("b:1"), incarnation=Incarnation(1))
     return (key, *ended(at_ms), route)
 
 
@@ -354,7 +348,7 @@ async def test_a_session_that_is_taken_up_meanwhile_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G3: the guards are looked at in the transaction."""
-    path, clock, done = tmp_path / "chat.db", Clock(), clearing._done
+    path, clock, done = tmp_path / "chat.db", Clock(), clearing.was_done
     write(path, *ended(clock.now()))
     clock.pass_days(2)
     async with open_runtime(path, agent=echo, clock=clock) as runtime:
@@ -363,7 +357,7 @@ async def test_a_session_that_is_taken_up_meanwhile_stays(
             await runtime.switch("b:1", EMPTY)
             return await done(*arguments)
 
-        monkeypatch.setattr(clearing, "_done", late)
+        monkeypatch.setattr(clearing, "was_done", late)
         assert await runtime.prune_empty_sessions() == 0
         await runtime.ask("b:1", "hello")
         assert await texts_of(runtime, EMPTY) == ["hello", "re: hello"]
@@ -375,7 +369,7 @@ async def test_a_reset_does_not_build_on_a_row_that_may_go(tmp_path: Path) -> No
     key = SessionKey("b:1")
     write(
         path,
-        c.OpenIncarnation(key=key, incarnation=1),  # type: ignore[arg-type]
+        c.OpenIncarnation(key=key, incarnation=Incarnation(1)),
         *ended(clock.now()),
         c.SetRoute(key=key, session_id=EMPTY, replaces=0, at_ms=clock.now()),
     )

@@ -73,7 +73,7 @@ async def test_the_running_turn_is_interrupted_and_writes_nothing_behind(tmp_pat
 
     async def stuck(turn: Turn) -> str:
         started.set()
-        await trio.sleep_forever()
+        await trio.sleep(1_000)
         return "never"
 
     async with open_runtime(path, agent=stuck) as runtime:
@@ -203,13 +203,13 @@ async def test_a_long_session_goes_in_slices_and_is_gone_at_once(
         gone = await current(runtime)
         branch = await runtime.branch(KEY)
         slices: list[int] = []
-        purging = clearing._purging
+        purging = clearing.purging_of
 
         def look(part: Any) -> Any:
             slices.append(part.before_seq)
             return purging(part)
 
-        monkeypatch.setattr(clearing, "_purging", look)
+        monkeypatch.setattr(clearing, "purging_of", look)
         deleting = clearing.purge
 
         async def watched(*arguments: Any) -> None:
@@ -247,7 +247,7 @@ async def test_a_deletion_that_was_cut_off_is_finished_by_the_next_start(
         await runtime.ask(KEY, "hello")
         gone = await current(runtime)
         await runtime.reset(KEY)
-        purging, seen = clearing._purging, list[Any]()
+        purging, seen = clearing.purging_of, list[Any]()
         with trio.CancelScope() as scope:
 
             def cut(part: Any) -> Any:
@@ -256,7 +256,7 @@ async def test_a_deletion_that_was_cut_off_is_finished_by_the_next_start(
                     scope.cancel()
                 return purging(part)
 
-            monkeypatch.setattr(clearing, "_purging", cut)
+            monkeypatch.setattr(clearing, "purging_of", cut)
             await runtime.delete(gone)
         assert scope.cancelled_caught
         monkeypatch.undo()
@@ -264,8 +264,9 @@ async def test_a_deletion_that_was_cut_off_is_finished_by_the_next_start(
     assert check_database(path) == []
     async with open_runtime(path, agent=echo) as runtime:
         assert await left_of(runtime, gone) == 0
-        while await runtime._surroundings.writer.read(lambda reader: reader.purges()):
-            await trio.testing.wait_all_tasks_blocked(0.001)
+        with trio.fail_after(5):
+            while query(path, "SELECT count(*) FROM purges") != [(0,)]:
+                await trio.testing.wait_all_tasks_blocked(0.001)
     assert query(path, "SELECT count(*) FROM purges") == [(0,)]
     assert query(path, "SELECT count(*) FROM messages") == [(0,)]
     sound(path)

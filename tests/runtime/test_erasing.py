@@ -83,10 +83,8 @@ async def _effect() -> str:
 
 
 def said_by_ann(name: str, blob: BlobId | None = None, **fields: Any) -> Inbound:
-    blobs = () if blob is None else (blob,)
-    return Inbound(
-        **{"text": f"{SECRETS[name]} {fields.pop('more', '')}", **fields}, user="ann", blobs=blobs
-    )
+    text = f"{SECRETS[name]} {fields.pop('more', '')}"
+    return Inbound(text, user="ann", blobs=() if blob is None else (blob,), **fields)
 
 
 async def tell_secrets(runtime: Runtime, blob: BlobId) -> None:
@@ -214,7 +212,7 @@ async def test_memory_forgets_as_well(tmp_path: Path) -> None:
         assert seen[-1] == ["hello", "ok", "", "ok"]
         assert len(built) == 2
         async with runtime.events(GROUP, after=(0, 0)) as events:
-            texts = []
+            texts = list[str | None]()
             while (event := await events.receive()).kind != "turn.ended":
                 texts.append(event.text or (event.message.text if event.message else None))
             assert "my secret" not in texts
