@@ -1,4 +1,4 @@
-"""`onepen prune`, `onepen erase`, and `onepen sessions delete|archive|pin`: what goes, and stays.
+"""`onepen prune` and `onepen erase`: what goes.
 
 Keeps: what is destroyed is shown first, by looking on, which works whoever owns the file; then a
 person is asked, unless `--yes` says that somebody has been. Nothing is asked where nobody can
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from ...actors.writer import WriterRef
     from ...storage.engine import Reader
-    from ...storage.records import Session
     from ...storage.sqlite import Onlooker
     from ..cleanup import Pruned
     from .screen import Screen
@@ -68,12 +67,12 @@ class _Age(click.ParamType[float]):
         return int(found[1]) * float(_SECONDS[found[2]])
 
 
-def _with_yes(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_yes(command: Callable[..., Any]) -> Callable[..., Any]:
     dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
     return dry_run(click.option("--yes", is_flag=True, help="Do not ask.")(command))
 
 
-def _is_meant(screen: Screen, question: str, *, yes: bool) -> bool:
+def is_meant(screen: Screen, question: str, *, yes: bool) -> bool:
     """Whether to go on; whoever is asked and says no has changed nothing."""
     if yes:
         return True
@@ -93,7 +92,7 @@ def _is_meant(screen: Screen, question: str, *, yes: bool) -> bool:
 @click.option("--ended", is_flag=True, help="Of those only ones that have ended.")
 @click.option("--empty", is_flag=True, help="Rows of sessions in which nothing was ever said.")
 @click.option("--orphaned", is_flag=True, help="End what no key leads to behind a rotation.")
-@_with_yes
+@with_yes
 @with_database
 @with_screen
 def prune(
@@ -132,7 +131,7 @@ def prune(
         return
     if not screen.as_json and not yes:
         screen.err.print(_drawn(found, "would be"))
-    if not _any(found) or not _is_meant(screen, "Do it?", yes=yes):
+    if not _any(found) or not is_meant(screen, "Do it?", yes=yes):
         screen.show(
             {"pruned": None, "empty": 0, "orphaned": 0}, lambda: Text("nothing was changed")
         )
@@ -210,7 +209,7 @@ def _drawn(found: dict[str, Any], verb: str) -> Any:
 
 @click.command()
 @click.argument("user")
-@_with_yes
+@with_yes
 @with_database
 @with_screen
 def erase(
@@ -232,7 +231,7 @@ def erase(
         screen.show({"user": user, "only": only, "shared": shared}, lambda: Text(said))
         return
     question = f"{shown(user)}: {said}. Erase it all?"
-    if not _is_meant(screen, question, yes=yes):
+    if not is_meant(screen, question, yes=yes):
         screen.show(None, lambda: Text("nothing was changed"))
         return
     clock = SystemClock()
@@ -256,74 +255,3 @@ def erase(
     result = write(database, work)
     facts = [(name.replace("_", " "), getattr(result, name)) for name in result.__struct_fields__]
     screen.show(result, lambda: table(("what", "how many"), facts))
-
-
-# One session -------------------------------------------------------------------------------------
-
-
-def _found(database: Path, given: str) -> Session:
-    with looking_at(database) as onlooker, onlooker.reading() as reader:
-        return reader.find_session(given)
-
-
-@click.command()
-@click.argument("session")
-@_with_yes
-@with_database
-@with_screen
-def delete(
-    screen: Screen,
-    database: Path,
-    session: str,
-    dry_run: bool,  # noqa: FBT001
-    yes: bool,  # noqa: FBT001
-) -> None:
-    """Delete a conversation. SESSION is an id, the beginning of one, or a title."""
-    found = _found(database, session)
-    said = (
-        f"{found.id} of {shown(found.key)}"
-        f"{'' if found.title is None else f', {shown(found.title)!r}'}"
-        f", with {found.message_count:,} messages"
-    )
-    if dry_run:
-        screen.show({"deleted": False, "session": found}, lambda: Text(f"would be deleted: {said}"))
-        return
-    if not _is_meant(screen, f"Delete {said}?", yes=yes):
-        screen.show({"deleted": False, "session": found}, lambda: Text("nothing was changed"))
-        return
-    clock = SystemClock()
-
-    async def work(writer: WriterRef) -> bool:
-        keys = cleanup.NoActors(writer, clock, SystemIds())
-        return await cleanup.delete(writer, clock, keys, found.id)
-
-    done = write(database, work)
-    words = "deleted" if done else "there is nothing left of it"
-    screen.show({"deleted": done, "session": found}, lambda: Text(f"{words}: {said}"))
-
-
-def _flag(name: str, words: str, help_: str) -> click.Command:
-    @click.command(name, help=help_)
-    @click.argument("session")
-    @click.option("--undo", is_flag=True, help="The other way round.")
-    @with_database
-    @with_screen
-    def command(screen: Screen, database: Path, session: str, undo: bool) -> None:  # noqa: FBT001
-        found = _found(database, session)
-        flags = {words: not undo}
-
-        async def work(writer: WriterRef) -> bool:
-            return await cleanup.set_flags(writer, SystemClock(), found.id, **flags)
-
-        changed = write(database, work)
-        told = f"{found.id} is {'not ' if undo else ''}{words}"
-        screen.show(
-            {"session_id": found.id, "changed": changed, **flags},
-            lambda: Text(told if changed else f"{told} already"),
-        )
-
-    return command
-
-
-archive = _flag("archive", "archived", "Leave a conversation out of listings; it stays searchable.")
-pin = _flag("pin", "pinned", "Keep a conversation from pruning.")

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.text import Text
 
 from ...storage.identity import SessionKey
-from .cleanup import archive, delete, pin
 from .database import looking_at
+from .keeping import archive, delete, pin
 from .screen import Screen, shown, table, when, with_database, with_screen
 
 if TYPE_CHECKING:

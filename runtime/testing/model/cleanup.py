@@ -176,6 +176,10 @@ def _blank_turn(state: State, turn_id: TurnId) -> None:
     for name, entry in state.inbox.items():
         if turn_id in (entry.turn_id, entry.into):
             state.inbox[name] = replace(entry, body=None, reply_to=None)
+    for delivery in state.deliveries.values():
+        if delivery.turn_id == turn_id:
+            state.forget("delivery", delivery.id)
+    state.forget("effect", turn_id)
     state.deliveries = {n: d for n, d in state.deliveries.items() if d.turn_id != turn_id}
     state.effects = {n: e for n, e in state.effects.items() if e.turn_id != turn_id}
     state.questions = {n: q for n, q in state.questions.items() if q.turn_id != turn_id}
@@ -297,6 +301,10 @@ def prune_work(state: State, command: c.PruneWork) -> bool:
     }
     if not deliveries and not timers and not turns:
         return False
+    for name in deliveries:
+        state.forget("delivery", name)
+    for turn_id in turns:
+        state.forget("effect", turn_id)
     state.deliveries = {n: d for n, d in state.deliveries.items() if n not in deliveries}
     state.timers = {n: t for n, t in state.timers.items() if n not in timers}
     state.effects = {n: e for n, e in state.effects.items() if e.turn_id not in turns}

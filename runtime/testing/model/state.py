@@ -196,3 +196,8 @@ class State:
 
     def take(self, *step: Any) -> None:
         self.steps |= {canonical(step)}
+
+    def forget(self, *names: Any) -> None:
+        """What begins so is gone, and the steps that it took with it."""
+        beginning = canonical(names)[:-1] + b","
+        self.steps = frozenset(step for step in self.steps if not step.startswith(beginning))
