@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..storage.commands import AnyCommand
     from ..storage.engine import Reader
     from ..storage.identity import SessionId, TurnId
-    from ..storage.records import InboxEntry, PartOfUser, Session, Turn
+    from ..storage.records import InboxEntry, PartOfUser, Turn
     from .writer import WriterRef
 
 ERASED = TurnOutcome(kind="interrupted", cause="erased")
@@ -41,7 +41,6 @@ class Blanked(NamedTuple):
 class _Part(NamedTuple):
     part: PartOfUser
     turns: tuple[Turn, ...]
-    session: Session | None
 
 
 async def blank_user(writer: WriterRef, now_ms: int, session_id: SessionId, user: str) -> Blanked:
@@ -49,9 +48,9 @@ async def blank_user(writer: WriterRef, now_ms: int, session_id: SessionId, user
 
     Durable on return.
     """
-    blanked = Blanked(0, 0)
+    blanked, after = Blanked(0, 0), -1
     while True:
-        found = await writer.read(partial(_look, session_id, user))
+        found = await writer.read(partial(_look, session_id, user, after))
         seqs = found.part.seqs
         if not seqs:
             break
@@ -65,22 +64,21 @@ async def blank_user(writer: WriterRef, now_ms: int, session_id: SessionId, user
         commands.append(EraseMessages(session_id=session_id, seqs=seqs))
         await writer.write(Unit(tuple(commands)))
         await drop_blobs(writer, found.part.blob_ids)
-        blanked += Blanked(len(seqs), len(found.turns))
+        blanked, after = blanked + Blanked(len(seqs), len(found.turns)), seqs[-1]
     await _forget_user(writer, now_ms, session_id, user)
     return blanked
 
 
-def _look(session_id: SessionId, user: str, reader: Reader) -> _Part:
-    part = reader.part_of_user(session_id, user)
+def _look(session_id: SessionId, user: str, after: int, reader: Reader) -> _Part:
+    part = reader.part_of_user(session_id, user, after=after)
     turns = (reader.turn(turn_id) for turn_id in part.turn_ids)
-    return _Part(part, tuple(t for t in turns if t is not None), reader.session(session_id))
+    return _Part(part, tuple(t for t in turns if t is not None))
 
 
 async def _forget_user(writer: WriterRef, now_ms: int, session_id: SessionId, user: str) -> None:
     """Last of all: by the session's user it is known whose its rows without a name are."""
     for _ in range(_TRIES_MAX):
-        found = await writer.read(partial(_look, session_id, user))
-        row = found.session
+        row = await writer.read(lambda reader: reader.session(session_id))
         if row is None or row.user != user:
             return
         command = SetDetails(

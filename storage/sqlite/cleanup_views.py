@@ -198,7 +198,7 @@ class CleanupViews(Queries):
                 break
             before_seq, size = seq + 1, size + bytes_
         # A turn has several rows around it, in as many tables.
-        turns_max = max(1, rows_max // 8)
+        turns_max = max(1, rows_max // 4)
         turns = self._all(
             "SELECT id FROM turns WHERE session = ? AND n > ? ORDER BY n LIMIT ?",
             (n, turn, turns_max + 1),
@@ -248,8 +248,10 @@ class CleanupViews(Queries):
         assert newest is not None
         return tuple(row[0] for row in rows), after + span if after + span < newest[0] else None
 
-    def part_of_user(self, session_id: SessionId, user: str, *, limit: int = 50) -> PartOfUser:
-        names = {"user": user, "session": session_id, "limit": limit}
+    def part_of_user(
+        self, session_id: SessionId, user: str, *, after: int = -1, limit: int = 100
+    ) -> PartOfUser:
+        names = {"user": user, "session": session_id, "after": after, "limit": limit}
         tables = "messages m JOIN sessions s ON s.n = m.session"
         others = self._all_named(
             f"SELECT 1 FROM {tables} WHERE s.id = :session AND s.deleted = 0 "
@@ -262,7 +264,8 @@ class CleanupViews(Queries):
         )
         rows = self._all_named(
             f"SELECT m.seq, t.id, m.details FROM {tables} LEFT JOIN turns t ON t.n = m.turn "
-            f"WHERE s.id = :session AND s.deleted = 0 AND {_SAID_BY} ORDER BY m.seq LIMIT :limit",
+            "WHERE s.id = :session AND s.deleted = 0 AND m.seq > :after "
+            f"AND {_SAID_BY} ORDER BY m.seq LIMIT :limit",
             names,
         )
         seqs = [row[0] for row in rows]

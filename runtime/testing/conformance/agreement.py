@@ -237,6 +237,7 @@ def _ask_what_may_go(reader: Reader, names: Names, ask: Callable[..., None]) -> 
     for user in ("ann", "bob"):
         for session_id in names.sessions:
             ask(_part(reader), session_id, user)
+            ask(_part(reader), session_id, user, 1)
 
 
 def _sorted_work(reader: Reader) -> Callable[..., Any]:
@@ -248,8 +249,8 @@ def _sorted_work(reader: Reader) -> Callable[..., Any]:
 
 
 def _part(reader: Reader) -> Callable[..., Any]:
-    def part_of_user(session_id: Any, user: str) -> Any:
-        part = reader.part_of_user(session_id, user)
+    def part_of_user(session_id: Any, user: str, after: int = -1) -> Any:
+        part = reader.part_of_user(session_id, user, after=after, limit=2)
         return part.only, part.seqs, sorted(part.turn_ids), sorted(part.blob_ids)
 
     return part_of_user

@@ -535,7 +535,9 @@ class ModelReader:
         )
         return tuple(s.id for s in found), None
 
-    def part_of_user(self, session_id: SessionId, user: str, *, limit: int = 50) -> PartOfUser:
+    def part_of_user(
+        self, session_id: SessionId, user: str, *, after: int = -1, limit: int = 100
+    ) -> PartOfUser:
         session = self._state.sessions.get(session_id)
         if session is None:
             return PartOfUser(only=True, seqs=(), turn_ids=())
@@ -544,7 +546,7 @@ class ModelReader:
             for m in self._state.transcripts[session_id]
             if not m.erased
         ]
-        own = [m for m, by in said if by == user][:limit]
+        own = [m for m, by in said if by == user and m.seq > after][:limit]
         others = any(
             by != user and (m.user is not None or m.role == "user") for m, by in said
         ) or session.user not in (None, user)
