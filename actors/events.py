@@ -334,6 +334,10 @@ class Stream:
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
+    def forget(self) -> None:
+        """What was told is told to nobody again: who asks for it finds a gap."""
+        self._events, self.size_bytes, self._gathered = None, 0, None
+
     def rest(self) -> None:
         """The session is idle: keep only a few events, unless somebody listens."""
         if not self.watched:

@@ -52,6 +52,11 @@ class SessionSettings(Struct, frozen=True, kw_only=True):
         float, _seconds("How long an inbound id is known after its message was accepted.")
     ] = 7 * 24 * 3600.0
 
+    history_kept_s: Annotated[
+        float,
+        _seconds("How long what was sent, fired, done and answered is kept as history."),
+    ] = 90 * 24 * 3600.0
+
     # Actors and what they keep in memory
     idle_evict_s: Annotated[
         float, _seconds("Without work for this long, an actor leaves memory; it is not closed.")

@@ -1,4 +1,4 @@
-"""The operations that give a key another session: open, switch, reset, branch.
+"""The operations that give a key another session: open, switch, reset, discard, branch.
 
 Keeps: each is one unit with a committed route write in it (contract B5); memory follows behind the
 receipt, never before it. A session of another key is refused, or taken over: then the other key
@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..storage.commands import Branch, CreateSession, OpenIncarnation, ReopenSession, SetRoute
+from ..storage.commands import (
+    Branch,
+    CreateSession,
+    DeleteSession,
+    OpenIncarnation,
+    ReopenSession,
+    SetPendingTitle,
+    SetRoute,
+)
 from ..storage.edge import check_session_id, check_unit
 from ..storage.errors import InvalidContentError, MissingError, SessionHeldError
 from ..storage.units import Unit
 from . import recovery
+from .clearing import SHORT_ROWS
 from .exchanges import safe_cut
 from .finalize import finalize
 from .line import Operate
@@ -166,11 +175,49 @@ def reset(reason: str = "reset") -> Operate[SessionId]:
         await finalize(session, reason, "boundary", along=(move,))
         await _follow(session)
         page = scribe.page
-        if page.session_id == fresh and not page.stored and parent.stored:
+        # One without messages may be pruned, and can't be referred to by what has no row yet.
+        said = parent.stored and parent.next_seq > 0
+        if page.session_id == fresh and not page.stored and said:
             page.parent_id, page.edge = parent.session_id, "reset"
         return page.session_id
 
     return Operate("reset", run, interrupts=True)
+
+
+def discard(session_id: SessionId) -> Operate[None]:
+    """The current session is closed for good, and the key has a new one that knows nothing of it.
+
+    The tombstone of a short one is in the same unit; a long one has slices before it, and is no
+    longer anybody's then.
+    """
+
+    async def run(session: Session) -> None:
+        scribe = session.scribe
+        if scribe.route.session_id != session_id:
+            return
+        page, now = scribe.page, scribe.now()
+        along: list[AnyCommand] = [
+            SetRoute(
+                key=scribe.key,
+                session_id=scribe.fresh_session_id(),
+                replaces=_version(session),
+                at_ms=now,
+            )
+        ]
+        if scribe.route.pending_title is not None:
+            version = scribe.route.pending_title_version
+            title = SetPendingTitle(
+                key=scribe.key, title=None, origin="person", replaces=version, at_ms=now
+            )
+            along.append(title)
+        if page.stored and page.next_seq <= SHORT_ROWS:
+            along.append(DeleteSession(session_id=session_id, at_ms=now))
+        await finalize(session, "deleted", "boundary", along=tuple(along))
+        await _follow(session)
+        session.line.stream.forget()
+        session.slot.distrust()
+
+    return Operate("delete", run, interrupts=True)
 
 
 def branch(upto: Uid | None) -> Operate[SessionId]:

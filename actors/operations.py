@@ -23,6 +23,7 @@ from ..storage.errors import ConflictError, MissingError, SessionEndedError
 from ..storage.identity import Seq, SessionId, TurnId
 from ..storage.units import Guard, Refused
 from . import compression
+from .erasing import Blanked, blank_user
 from .exchanges import closing_results, open_calls
 from .finalize import Finalized, finalize
 from .line import SHUTDOWN, Operate
@@ -262,6 +263,25 @@ def post(text: str, target: Target | None, source: str, post_id: str | None) -> 
         return delivery_of(sent)
 
     return Operate("post", run, interrupts=False)
+
+
+def blank(session_ids: tuple[SessionId, ...], user: str) -> Operate[Blanked]:
+    """Blank what a user has said in sessions of this key, and forget what memory holds of it.
+
+    The running turn is stopped and stored first: it might write down again what it has read.
+    """
+
+    async def run(session: Session) -> Blanked:
+        scribe = session.scribe
+        blanked = Blanked(0, 0)
+        for session_id in session_ids:
+            blanked += await blank_user(scribe.writer, scribe.now(), session_id, user)
+        await session.reload()
+        session.slot.distrust()
+        session.line.stream.forget()
+        return blanked
+
+    return Operate("erase", run, interrupts=True)
 
 
 # Ends ----------------------------------------------------------------------------------------

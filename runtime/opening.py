@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from ..actors.binding import clean_context
+from ..actors.clearing import ORPHANS_MARK, finalize_orphans_once
 from ..actors.courier import Courier
 from ..actors.directory import Directory
 from ..actors.hooks import Hooks
@@ -34,7 +35,7 @@ from ..actors.line import (
 )
 from ..actors.policy import ChildSpec, Policy
 from ..actors.raised import sole_cause
-from ..actors.retention import keep_inbox
+from ..actors.retention import keep_house_clean
 from ..actors.slots import Slots
 from ..actors.sources import check_source, source_of
 from ..actors.supervisor import RestartIntensityError, open_supervisor
@@ -53,9 +54,9 @@ if TYPE_CHECKING:
 
     from ..actors.sources import SourcePolicy
     from ..actors.warm import SessionInfo
-    from ..actors.writer import WriterRef
-    from ..storage.engine import Engine
+    from ..storage.engine import Engine, Reader
     from ..storage.identity import Clock, Ids, SessionKey
+    from ..storage.records import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -231,9 +232,13 @@ class _Serving:
             parts = (directory, timetable, surroundings, settings, self._sources)
             runtime = Runtime(*parts, ending)
             try:
-                await _recover(directory, surroundings.writer, settings)
+                half_way = await _recover(directory, surroundings, settings)
                 keep = partial(
-                    keep_inbox, surroundings.writer, surroundings.clock, settings.sessions
+                    keep_house_clean,
+                    surroundings.writer,
+                    surroundings.clock,
+                    settings.sessions,
+                    half_way=half_way,
                 )
                 children = (
                     ChildSpec("housekeeping", _as_child(directory.keep_house)),
@@ -289,11 +294,25 @@ def _as_child(run: Callable[[], Any]) -> Any:
 # Recovery ------------------------------------------------------------------------------------
 
 
-async def _recover(directory: Directory, writer: WriterRef, settings: Settings) -> None:
-    """Let every key with unfinished work be served; those with cut-off turns before we begin."""
-    turns = await writer.read(lambda reader: reader.unfinished_turns())
-    if not turns:
-        return
+def _unfinished(reader: Reader) -> tuple[tuple[Turn, ...], bool, bool]:
+    return reader.unfinished_turns(), reader.mark(ORPHANS_MARK) is None, bool(reader.purges(1))
+
+
+async def _recover(directory: Directory, surroundings: Surroundings, settings: Settings) -> bool:
+    """Let every key with unfinished work be served; those with cut-off turns before we begin.
+
+    Whether a deletion was cut off, which is gone on with beside everything else.
+    """
+    writer = surroundings.writer
+    turns, unmarked, half_way = await writer.read(_unfinished)
+    if turns:
+        await _wake(directory, settings, turns)
+    if unmarked:
+        await finalize_orphans_once(writer, surroundings.clock)
+    return half_way
+
+
+async def _wake(directory: Directory, settings: Settings, turns: tuple[Turn, ...]) -> None:
     cut_off = dict.fromkeys(turn.key for turn in turns if turn.state == "running")
     waiting = [key for key in dict.fromkeys(turn.key for turn in turns) if key not in cut_off]
     logger.info("recovering %d cut-off turns and %d keys that wait", len(cut_off), len(waiting))

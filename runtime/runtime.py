@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from ..actors import moves, operations
 from ..actors.binding import inside_turn
+from ..actors.clearing import finalize_orphans, prune_empty, prune_work
 from ..actors.compression import Compression
 from ..actors.courier import CourierStatistics
 from ..actors.directory import DirectoryStatistics
@@ -41,16 +42,19 @@ from ..storage.identity import SessionId, SessionKey, TurnId, Uid
 from ..storage.records import Draft, Timer
 from ..storage.units import Unit
 from .approvals import Approvals
+from .cleanup import Pruned, before_of, delete, deleting, prune, set_flags
 from .deliveries import Deliveries
+from .forgetting import Erased, erase
 from .reading import Sessions
 from .searching import rebuild_search
 from .submission import Interruption, Submission
 from .timers import Timers, due_ms
 from .transfer import ActorKeys
 from .turns import DeadLetters, KeyStatus, Turns, status_of
+from .visiting import DirectoryVisitor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from datetime import datetime
 
     from ..actors.compression import Summarise
@@ -476,6 +480,90 @@ class Runtime:
                 f"{what} is called from inside a turn of {key}, for whose end it would wait",
                 hint="use what `turn` offers, or do it when the turn is over",
             )
+
+    # Clean-up ------------------------------------------------------------------------------------
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session: its text, and all that surrounds it; false if that was done before.
+
+        If it is a key's current one, its running turn is interrupted, its hooks run, and the key
+        gets a new session. A tombstone stays, so that lineages hold; what was carried on into other
+        sessions stays there. Raises `MissingError`. See `docs/clean-up.md`.
+        """
+        keys = self._visitor()
+        wanted = _checked_id(session_id)
+        return await delete(self._surroundings.writer, self._surroundings.clock, keys, wanted)
+
+    async def erase(
+        self, user: str, *, progress: Callable[[str, int], object] | None = None
+    ) -> Erased:
+        """Erase what a user has said, wherever it is; a report, when it is durable.
+
+        Sessions that are only this user's are deleted; in those that others share the user's rows
+        are blanked and keep their places. Called again after a crash it finishes.
+        """
+        surroundings = self._surroundings
+        parts = (surroundings.writer, surroundings.clock, self._visitor())
+        return await erase(*parts, user, progress)
+
+    async def prune(
+        self,
+        older_than_s: float | None = None,
+        *,
+        before_ms: int | None = None,
+        source: str | None = None,
+        key: str | None = None,
+        archived_only: bool = False,
+        ended_only: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> Pruned:
+        """Delete sessions in which nothing has happened for so long, the oldest first.
+
+        Never a key's current session, one that is pinned, or one of which anything is unfinished.
+        With `dry_run` nothing is deleted, and the report says what would be.
+        """
+        writer, clock = self._surroundings.writer, self._surroundings.clock
+        since_ms = before_of(clock, older_than_s, before_ms)
+        return await prune(
+            writer,
+            since_ms,
+            source=source,
+            key=key,
+            archived_only=archived_only,
+            ended_only=ended_only,
+            delete=None if dry_run else deleting(writer, clock, since_ms),
+            told=progress,
+        )
+
+    async def prune_history(self) -> int:
+        """Remove now what `history_kept_s` would remove within the hour; how many things."""
+        kept_ms = int(self._settings.sessions.history_kept_s * 1000)
+        before_ms = self._surroundings.clock.now() - kept_ms
+        return await prune_work(self._surroundings.writer, before_ms)
+
+    async def finalize_orphaned_rotations(self) -> int:
+        """End children of rotations that no key leads to; how many. Deletes nothing."""
+        return await finalize_orphans(self._surroundings.writer, self._surroundings.clock)
+
+    async def prune_empty_sessions(self) -> int:
+        """Remove rows of sessions that ended more than a day ago and hold nothing; how many."""
+        return await prune_empty(self._surroundings.writer, self._surroundings.clock)
+
+    async def archive(self, session_id: str, archived: bool = True) -> bool:  # noqa: FBT001, FBT002
+        """Leave a session out of listings, or no longer; false if it is so already."""
+        return await self._set_flags(session_id, archived=archived)
+
+    async def pin(self, session_id: str, pinned: bool = True) -> bool:  # noqa: FBT001, FBT002
+        """Keep a session from pruning, or no longer; false if it is so already."""
+        return await self._set_flags(session_id, pinned=pinned)
+
+    async def _set_flags(self, session_id: str, **flags: bool) -> bool:
+        surroundings, wanted = self._surroundings, _checked_id(session_id)
+        return await set_flags(surroundings.writer, surroundings.clock, wanted, **flags)
+
+    def _visitor(self) -> DirectoryVisitor:
+        return DirectoryVisitor(self._directory, self._timetable, self._surroundings.writer)
 
     # The runtime itself --------------------------------------------------------------------------
 

@@ -12,8 +12,11 @@ holds anything that the engine would have to make up: ids, times and seqs are gi
 | ------------------------------ | --------------------------------------------------------------- |
 | (key, incarnation)             | OpenIncarnation                                                 |
 | (key, aspect, version)         | SetRoute, SetPendingTitle, CountUselessCompressions             |
-| session id                     | CreateSession, DeleteSession, PublishSession, DropStaged        |
-| (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession       |
+| session id                     | CreateSession, DeleteSession, PublishSession, PruneSession,     |
+|                                | DropStaged                                                      |
+| (session id, place or step)    | GiveOriginals, PurgeSession                                     |
+| (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession,      |
+|                                | EndOrphan                                                       |
 | (session, seq)                 | AppendMessages, StageMessages, Compact (summary), EraseMessages |
 | child session id               | Rotate, Branch                                                  |
 | (session, revision)            | Rewind, Restore, ExtendSession                                  |
@@ -28,6 +31,7 @@ holds anything that the engine would have to make up: ids, times and seqs are gi
 | (blob id, index)               | PutChunk, SealBlob, DropBlob                                    |
 | name                           | SetMark                                                         |
 | ("inbox", aspect, version)     | PruneInbox                                                      |
+| what they name                 | PruneWork, EraseWork                                            |
 | ("search", aspect, version)    | RebuildSearch                                                   |
 """
 
@@ -171,11 +175,66 @@ class ReopenSession(Command, frozen=True, kw_only=True):
     at_ms: int
 
 
+class EndOrphan(Command, frozen=True, kw_only=True):
+    """A child of a rotation that nobody can reach ends, as a suspension: contract G1.
+
+    Refused as `stale` unless it is open, began before `before_ms`, has messages of its own, its
+    parent ended by compression, no key names it and no turn of it is unfinished.
+    """
+
+    session_id: SessionId
+    before_ms: int
+    replaces: int
+    at_ms: int
+
+
+class PruneSession(Command, frozen=True, kw_only=True):
+    """The row of a session in which nothing was ever said goes: contract G3.
+
+    Refused as `stale` unless it ended before `before_ms`, has neither message nor title, and
+    nothing refers to it.
+    """
+
+    session_id: SessionId
+    before_ms: int
+
+
+class GiveOriginals(Command, frozen=True, kw_only=True):
+    """Of these rows, what was carried on elsewhere belongs there from now on.
+
+    The oldest copy of each becomes the original, and the row here its copy. Done in slices, from
+    seq 0 on, before a long session is deleted; `DeleteSession` does what is left.
+    """
+
+    session_id: SessionId
+    first_seq: Seq
+    last_seq: Seq
+
+
 class DeleteSession(Command, frozen=True, kw_only=True):
-    """All text of the session goes; a tombstone stays, so that lineages hold."""
+    """The session is gone from every view; a tombstone stays, so that lineages hold.
+
+    What is left of its rows goes by `PurgeSession`. With `quiet_since_ms` only if nobody misses it:
+    refused as `stale` if something happened in it since, if it or what it was rotated to is pinned,
+    or if a turn, a delivery, a question or a dead letter of it is open.
+    """
 
     session_id: SessionId
     at_ms: int
+    quiet_since_ms: int | None = None
+
+
+class PurgeSession(Command, frozen=True, kw_only=True):
+    """The next slice of what is left of a deleted session.
+
+    Its rows below `before_seq` and what surrounded these turns; with `last`, everything.
+    """
+
+    session_id: SessionId
+    step: int
+    before_seq: Seq = Seq(0)
+    turn_ids: tuple[TurnId, ...] = ()
+    last: bool = False
 
 
 # Transcripts ---------------------------------------------------------------------------------
@@ -426,6 +485,33 @@ class PruneInbox(Command, frozen=True, kw_only=True):
     at_ms: int
 
 
+class PruneWork(Command, frozen=True, kw_only=True):
+    """What is only history goes: those of these that came to their end before this time.
+
+    Deliveries that were sent, unless they are the last of their key and source; timers that fired
+    or were cancelled; and of turns that ended, whose messages are forgotten, what they did and
+    asked. Whatever is still needed is left alone.
+    """
+
+    before_ms: int
+    delivery_ids: tuple[str, ...] = ()
+    timer_ids: tuple[str, ...] = ()
+    turn_ids: tuple[TurnId, ...] = ()
+
+
+class EraseWork(Command, frozen=True, kw_only=True):
+    """What these turns did, asked, sent and came to is blanked, as when their session is deleted.
+
+    Refused as `stale` while one of them has not ended. Timers go as they are; of `answered` turns
+    only the answers that `user` gave.
+    """
+
+    turn_ids: tuple[TurnId, ...] = ()
+    timer_ids: tuple[str, ...] = ()
+    answered: tuple[TurnId, ...] = ()
+    user: str | None = None
+
+
 class AddUsage(Command, frozen=True, kw_only=True):
     """One model call's tokens and cost, added to its session's counters."""
 
@@ -559,9 +645,14 @@ class SealBlob(Command, frozen=True, kw_only=True):
 
 
 class DropBlob(Command, frozen=True, kw_only=True):
-    """A blob that nothing refers to goes."""
+    """A blob that nothing refers to goes: no message, none that waits, and no timer.
+
+    With `keeping` only its pieces from that one on, so that a large one goes in slices: nothing can
+    refer to it from then on.
+    """
 
     blob_id: BlobId
+    keeping: int = 0
 
 
 class SetMark(Command, frozen=True, kw_only=True):
@@ -589,7 +680,11 @@ AnyCommand: TypeAlias = (
     | SetDetails
     | EndSession
     | ReopenSession
+    | EndOrphan
+    | PruneSession
+    | GiveOriginals
     | DeleteSession
+    | PurgeSession
     | AppendMessages
     | Rotate
     | Compact
@@ -611,6 +706,8 @@ AnyCommand: TypeAlias = (
     | SetAside
     | ResolveDeadLetter
     | PruneInbox
+    | PruneWork
+    | EraseWork
     | AddUsage
     | PostDelivery
     | MarkDelivery

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         InboxEntry,
         Listed,
         Message,
+        PartOfUser,
+        PurgeSlice,
         Question,
         Route,
         Search,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
         TurnUsage,
         Usage,
         UsageTotal,
+        WorkKind,
+        WorkOfUser,
     )
     from .units import Durable, Refused, Unit
 
@@ -318,6 +322,79 @@ class Reader(Protocol):
     def mark(self, name: str) -> str | None: ...
     def seqs(self, session_id: SessionId, uids: Sequence[Uid]) -> dict[Uid, Seq]:
         """Which of these messages the session has, and where."""
+        ...
+
+    # What may go. A page each, and where the next one begins
+    def orphaned_rotations(
+        self, before_ms: int, *, after: int = 0, limit: int = 200
+    ) -> tuple[tuple[Session, ...], int | None]:
+        """What `EndOrphan` would end."""
+        ...
+
+    def empty_sessions(
+        self, before_ms: int, *, after: int = 0, limit: int = 200
+    ) -> tuple[tuple[Session, ...], int | None]:
+        """What `PruneSession` would remove."""
+        ...
+
+    def quiet_sessions(
+        self,
+        before_ms: int,
+        *,
+        source: str | None = None,
+        key: SessionKey | None = None,
+        archived_only: bool = False,
+        ended_only: bool = False,
+        after: tuple[int, int] | None = None,
+        limit: int = 200,
+    ) -> tuple[tuple[Session, ...], tuple[int, int] | None]:
+        """Sessions that no key has and nobody misses, the oldest first: see `DeleteSession`."""
+        ...
+
+    def old_work(
+        self, kind: WorkKind, before_ms: int, *, after: str | None = None, limit: int = 200
+    ) -> tuple[tuple[str, ...], str | None]:
+        """The ids of what `PruneWork` would remove."""
+        ...
+
+    def unused_blobs(
+        self, *, after: str = "", limit: int = 200
+    ) -> tuple[tuple[tuple[Blob, int], ...], str | None]:
+        """Blobs that nothing refers to, each with the number of its pieces, by id."""
+        ...
+
+    def blob_in_use(self, blob_id: BlobId) -> bool: ...
+    def originals_given(self, session_id: SessionId) -> int:
+        """Up to which seq `GiveOriginals` has come."""
+        ...
+
+    def originals_slice(
+        self, session_id: SessionId, *, rows_max: int = 2_000, heirs_max: int = 50
+    ) -> tuple[Seq, Seq] | None:
+        """The next seqs for `GiveOriginals`; `None` when so few are left that it need not be."""
+        ...
+
+    def purges(self, limit: int = 100) -> tuple[SessionId, ...]:
+        """Deleted sessions of which rows are left."""
+        ...
+
+    def purge_slice(
+        self, session_id: SessionId, *, rows_max: int = 128, bytes_max: int = 256 * 1024
+    ) -> PurgeSlice | None:
+        """What `PurgeSession` is to take away next; `None` when nothing is left."""
+        ...
+
+    def sessions_of_user(
+        self, user: str, *, after: int = -1, span: int = 20_000
+    ) -> tuple[tuple[SessionId, ...], int | None]:
+        """Sessions that a user has said something in; so many messages are looked at."""
+        ...
+
+    def part_of_user(
+        self, session_id: SessionId, user: str, *, after: int = -1, limit: int = 100
+    ) -> PartOfUser: ...
+    def work_of_user(self, user: str) -> WorkOfUser:
+        """What is a user's beside the transcripts."""
         ...
 
 

@@ -28,6 +28,7 @@ DeliveryState: TypeAlias = Literal["pending", "sending", "sent", "failed", "unkn
 EffectState: TypeAlias = Literal["begun", "done", "failed", "skipped", "unknown"]
 QuestionState: TypeAlias = Literal["open", "answered", "expired", "withdrawn"]
 TimerState: TypeAlias = Literal["set", "fired", "cancelled"]
+WorkKind: TypeAlias = Literal["deliveries", "timers", "turns"]
 DeadLetterState: TypeAlias = Literal["open", "retried", "dropped"]
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -256,6 +257,40 @@ class Found(Record, frozen=True, kw_only=True):
 
     messages: tuple[Message, ...]
     next: tuple[int, int] | None = None
+
+
+class PurgeSlice(Record, frozen=True, kw_only=True):
+    """What the next slice of a deleted session's rest is, small enough for one transaction."""
+
+    session_id: SessionId
+    step: int
+    before_seq: Seq
+    turn_ids: tuple[TurnId, ...]
+    last: bool
+    blob_ids: tuple[BlobId, ...] = ()
+    """Blobs that its rows refer to: perhaps nothing else does."""
+
+
+class PartOfUser(Record, frozen=True, kw_only=True):
+    """What of a session is a user's: a page of rows that are not erased yet, and their turns.
+
+    `only` says that nobody else has said anything in it.
+    """
+
+    only: bool
+    seqs: tuple[Seq, ...]
+    turn_ids: tuple[TurnId, ...]
+    blob_ids: tuple[BlobId, ...] = ()
+
+
+class WorkOfUser(Record, frozen=True, kw_only=True):
+    """What a user has left outside of transcripts, or waits to be said in one."""
+
+    waiting: tuple[tuple[SessionKey, TurnId], ...] = ()
+    """Turns that have not begun, and their keys."""
+    timers: tuple[tuple[SessionKey, str], ...] = ()
+    answered: tuple[TurnId, ...] = ()
+    """Turns of others whose questions this user has answered."""
 
 
 # Search ------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import click
 
 from ...actors.raised import sole_cause
 from ...storage.errors import OnepenError
+from .cleanup import erase, prune
 from .screen import Screen, exit_code_of
 from .search import search
 from .sessions import sessions
@@ -55,5 +56,5 @@ def main() -> None:
     """
 
 
-for command in (export, import_, search, sessions, stress):
+for command in (erase, export, import_, prune, search, sessions, stress):
     main.add_command(command)

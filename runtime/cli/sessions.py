@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ...storage.identity import SessionKey
 from .database import looking_at
+from .keeping import archive, delete, pin
 from .screen import Screen, shown, table, when, with_database, with_screen
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ _ID_SHOWN = 16  # a beginning is enough for the other commands
 @click.group()
 def sessions() -> None:
     """What conversations there are."""
+
+
+for _command in (archive, delete, pin):
+    sessions.add_command(_command)
 
 
 @sessions.command("list")

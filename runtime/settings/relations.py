@@ -53,6 +53,11 @@ _RELATIONS = (
         below=True,
     ),
     _AtMost(
+        "sessions.dedupe_kept_s",
+        "sessions.history_kept_s",
+        "a repeat may resume a turn, which needs what it did",
+    ),
+    _AtMost(
         "sessions.turns_running_max",
         "sessions.live_actors_max",
         "every running turn needs an actor in memory",

@@ -161,9 +161,108 @@ def _deletion() -> list[Workload]:
     """A parent goes whose child holds copies: they become the originals."""
     chat, before = _chat()
     guard, parent = chat.guard(), chat.session_id
-    rotated = chat.guarded(guard, chat.rotate(2, 3))
+    before = (*before, *_work_of(chat), chat.guarded(guard, chat.rotate(1, 2, 3)))
+    give = tuple(
+        Unit((c.GiveOriginals(session_id=parent, first_seq=Seq(first), last_seq=Seq(last)),))
+        for first, last in ((0, 1), (2, 3))
+    )
     delete = c.DeleteSession(session_id=parent, at_ms=chat.at())
-    return [_single("delete_session", (*before, rotated), chat.unit(delete))]
+    turn_id = TurnId(uid_of("ann/first"))
+    slices = (
+        c.PurgeSession(session_id=parent, step=0, before_seq=Seq(2), turn_ids=(turn_id,)),
+        c.PurgeSession(session_id=parent, step=1, before_seq=Seq(3)),
+        c.PurgeSession(session_id=parent, step=2, last=True),
+    )
+    deleted, purged = Unit((delete,)), tuple(Unit((one,)) for one in slices)
+    at_once = Unit((delete, c.PurgeSession(session_id=parent, step=0, last=True)))
+    return [
+        _single("give_originals", before, *give),
+        _single("delete_session", before, deleted),
+        _single("delete_session_in_slices", before, *give, deleted, *purged),
+        _single("purge_session", (*before, deleted), *purged),
+        _single("delete_a_short_session", before, at_once),
+        Workload(
+            "delete_and_index", before, (Batch((at_once,)), "chores", "checkpoint", "restart")
+        ),
+    ]
+
+
+def _work_of(chat: Conversation) -> tuple[Unit, ...]:
+    """What surrounds its first turn, which has ended, and what is sent to it later."""
+    turn_id = TurnId(uid_of(f"{chat.key.rpartition(':')[2]}/first"))
+    base: dict[str, Any] = {"key": chat.key, "turn_id": turn_id}
+    commands: list[c.AnyCommand] = [
+        c.AskQuestion(question_key="q", question="may I?", at_ms=chat.at(), **base),
+        c.AnswerQuestion(
+            key=chat.key,
+            question_key="q",
+            state="answered",
+            answer="yes",
+            by="bob",
+            at_ms=chat.at(),
+        ),
+        c.BeginEffect(
+            turn_id=turn_id,
+            effect_key="e",
+            effect_id=uid_of("effect"),
+            tool="mail",
+            digest="d",
+            attempt=1,
+            at_ms=chat.at(),
+        ),
+        c.SetAside(turn_id=turn_id, reason="fails", tries=1, at_ms=chat.at()),
+        c.ResolveDeadLetter(turn_id=turn_id, tries=1, resolution="dropped", at_ms=chat.at()),
+    ]
+    for number in (1, 2):
+        name = f"{chat.key}/{number}"
+        commands += (
+            c.PostDelivery(
+                delivery_id=name, source="chat", target={}, body={}, at_ms=chat.at(), **base
+            ),
+            c.MarkDelivery(delivery_id=name, attempt=1, state="sending", at_ms=chat.at()),
+            c.MarkDelivery(delivery_id=name, attempt=1, state="sent", at_ms=chat.at()),
+        )
+    timer = c.SetTimer(
+        timer_id="t",
+        key=chat.key,
+        source="chat",
+        due_ms=1,
+        inbound=Inbound(text="up", user="ann"),
+        at_ms=chat.at(),
+    )
+    fired = c.ResolveTimer(timer_id="t", resolution="fired", at_ms=chat.at())
+    return tuple(chat.unit(command) for command in (*commands, timer, fired))
+
+
+def _cleanup() -> list[Workload]:
+    """Contract G, and what surrounds turns."""
+    chat, before = _chat()
+    guard = chat.guard()
+    rotated = chat.guarded(guard, chat.rotate(2))
+    orphan = chat.session_id
+    lost = (*before, rotated, *chat.exchange("second"), chat.unit(chat.route_to(SessionId("n"))))
+    end = c.EndOrphan(session_id=orphan, before_ms=START_MS * 2, replaces=0, at_ms=chat.at())
+    empty = SessionId("empty")
+    made = c.CreateSession(session_id=empty, key=chat.key, at_ms=chat.at())
+    over = c.EndSession(session_id=empty, reason="r", kind="boundary", replaces=0, at_ms=chat.at())
+    prune = c.PruneSession(session_id=empty, before_ms=START_MS * 2)
+    worked, done = _chat()
+    turn_id = TurnId(uid_of("ann/first"))
+    done = (*done, *_work_of(worked))
+    pruned = c.PruneWork(
+        before_ms=START_MS * 2,
+        delivery_ids=(f"{worked.key}/1", f"{worked.key}/2"),
+        timer_ids=("t",),
+        turn_ids=(turn_id,),
+    )
+    answers = c.EraseWork(answered=(turn_id,), user="bob")
+    erased = c.EraseWork(turn_ids=(turn_id,), timer_ids=("t",))
+    return [
+        _single("end_orphan", lost, Unit((end,))),
+        _single("prune_session", (*before, Unit((made,)), Unit((over,))), Unit((prune,))),
+        _single("prune_work", done, Unit((pruned,))),
+        _single("erase_work", done, Unit((answers,)), Unit((erased,))),
+    ]
 
 
 # Transcripts
@@ -572,10 +671,13 @@ def _blobs() -> list[Workload]:
         bytes(range(256)) * 64
     )  # larger than a page: it overflows into a chain
     dropped = Unit((c.DropBlob(blob_id=blob_id),))
+    shrunk = Unit((c.DropBlob(blob_id=blob_id, keeping=1),))
+    more = Unit((c.PutChunk(blob_id=blob_id, index=1, data=b"more"),))
     return [
         _single("put_chunk", before, put),
         _single("seal_blob", (*before, put), seal),
         _single("drop_blob", (*before, put, seal), dropped),
+        _single("drop_blob_in_slices", (*before, put, more), shrunk, dropped),
         _single("set_mark", before, Unit((c.SetMark(name="moved", value="yes"),))),
         _single("rebuild_search", before, Unit((c.RebuildSearch(replaces=0, at_ms=START_MS),))),
     ]
@@ -698,6 +800,7 @@ def _all() -> Mapping[str, Workload]:
         _keys,
         _sessions,
         _deletion,
+        _cleanup,
         _appending,
         _rotation,
         _editing,

@@ -30,6 +30,8 @@ from .actors.tickets import Ticket
 from .actors.turn import Turn
 from .actors.warm import InvalidAgentError, SessionInfo
 from .actors.writer import WriterRef, WriterStatistics, open_writer
+from .runtime.cleanup import Pruned, PrunedSession
+from .runtime.forgetting import Erased
 from .runtime.opening import RuntimeFailedError, open_runtime
 from .runtime.runtime import Runtime, RuntimeStatistics
 from .runtime.settings import Settings, SettingsError, load_settings
@@ -90,6 +92,7 @@ __all__ = [
     "EffectUnknownError",
     "Engine",
     "EngineSettings",
+    "Erased",
     "Event",
     "ExportError",
     "ExportReport",
@@ -110,6 +113,8 @@ __all__ = [
     "OnepenError",
     "Outcome",
     "OutcomeUnknownError",
+    "Pruned",
+    "PrunedSession",
     "Question",
     "QuestionExpiredError",
     "Reader",

@@ -67,17 +67,50 @@ def _seal_blob(tx: Transaction, command: SealBlob) -> None:
 
 
 def _blob_dropped(tx: Transaction, command: DropBlob) -> bool:
-    return tx.one("SELECT 1 FROM blobs WHERE id = ?", (command.blob_id,)) is None
+    row = tx.one("SELECT n, sealed_ms FROM blobs WHERE id = ?", (command.blob_id,))
+    if row is None:
+        return True
+    if command.keeping == 0 or row[1] is not None:
+        return False
+    left = tx.one(
+        "SELECT 1 FROM chunks WHERE blob = ? AND idx >= ? LIMIT 1", (row[0], command.keeping)
+    )
+    return left is None
+
+
+# Messages that wait and timers name their blobs in what they bring: they are few at any time.
+USED_BY = (
+    ("a message", "SELECT 1 FROM blob_uses u JOIN blobs b ON b.n = u.blob WHERE b.id = ?"),
+    (
+        "a message that waits",
+        "SELECT 1 FROM turns t INDEXED BY turns_unfinished JOIN inbox i ON i.turn = t.n "
+        "WHERE t.state <> 'ended' AND i.body IS NOT NULL "
+        "AND EXISTS (SELECT 1 FROM json_each(i.body, '$.blobs') j WHERE j.value = ?)",
+    ),
+    (
+        "a timer",
+        "SELECT 1 FROM timers t INDEXED BY timers_due WHERE t.state = 'set' "
+        "AND EXISTS (SELECT 1 FROM json_each(t.inbound, '$.blobs') j WHERE j.value = ?)",
+    ),
+)
 
 
 def _drop_blob(tx: Transaction, command: DropBlob) -> None:
-    row = tx.one(
-        "SELECT u.session FROM blobs b JOIN blob_uses u ON u.blob = b.n WHERE b.id = ?",
+    for whose, sql in USED_BY:
+        if tx.one(f"{sql} LIMIT 1", (command.blob_id,)) is not None:
+            refuse("conflict", f"blob {command.blob_id}", stored=f"{whose} refers to it")
+    if command.keeping == 0:
+        tx.change("DELETE FROM blobs WHERE id = ?", (command.blob_id,))
+        return
+    tx.change(
+        "UPDATE blobs SET size_bytes = 0, chunk_count = 0, media_type = '', sealed_ms = NULL "
+        "WHERE id = ?",
         (command.blob_id,),
     )
-    if row is not None:
-        refuse("conflict", f"blob {command.blob_id}", stored="a message refers to it")
-    tx.change("DELETE FROM blobs WHERE id = ?", (command.blob_id,))
+    tx.change(
+        "DELETE FROM chunks WHERE idx >= ? AND blob = (SELECT n FROM blobs WHERE id = ?)",
+        (command.keeping, command.blob_id),
+    )
 
 
 HANDLERS: Handlers = {

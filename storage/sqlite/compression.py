@@ -147,6 +147,8 @@ def _carry(
     tx: Transaction, parent: SessionState, child: SessionState, which: str, value: Any
 ) -> None:
     """Copy active rows of the parent, in the order of its transcript, behind what the child has."""
+    # Of what was handed on before its deletion there are new copies now.
+    tx.change("UPDATE purges SET given = 0 WHERE session = ?", (parent.n,))
     tx.change(
         "INSERT INTO messages (session, seq, uid, turn, role, state, carried, kind, created_ms, "
         "user, text, "

@@ -77,7 +77,9 @@ def _set_up_writer(
         # In a file with tables it changes nothing, and costs a synced commit all the same.
         db.pragma("auto_vacuum", "INCREMENTAL")
     db.pragma("cache_size", -16 * 1024)
-    db.pragma("secure_delete", "FAST")
+    # What is deleted is overwritten, in pages that become free too: FAST would leave those as they
+    # are. It costs an append nothing, and a deletion the writing of what it frees.
+    db.pragma("secure_delete", 1)
     if durable:
         mode = db.pragma("journal_mode", "WAL")
         if mode != "wal":

@@ -18,6 +18,7 @@ from ..commands import (
     ResolveTimer,
     SetTimer,
 )
+from .gone import DELIVERY_GONE, is_turn_gone, turn_gone
 from .handlers import Handler, Handlers
 from .rows import canonical, to_json
 from .transaction import Transaction, refuse
@@ -39,7 +40,8 @@ def _as_posted(command: PostDelivery) -> tuple[Any, ...]:
 
 
 _SELECT_POSTED = (
-    "SELECT key, source, target, body, message_uid, posted_ms FROM deliveries WHERE id = ?"
+    "SELECT d.key, d.source, d.target, d.body, d.message_uid, d.posted_ms FROM deliveries d "
+    f"WHERE d.id = ? AND NOT {DELIVERY_GONE}"
 )
 
 
@@ -47,9 +49,11 @@ def _delivery_posted(tx: Transaction, command: PostDelivery) -> bool:
     row = tx.one(_SELECT_POSTED, (command.delivery_id,))
     if row is not None:
         return row == _as_posted(command)
-    # Deliveries of a deleted session went with it.
+    # Deliveries of a deleted session, or of a turn of it, went with it.
     session = None if command.session_id is None else tx.session(command.session_id)
-    return session is not None and session.deleted
+    if session is not None and session.deleted:
+        return True
+    return command.turn_id is not None and is_turn_gone(tx, command.turn_id)
 
 
 def _post_delivery(tx: Transaction, command: PostDelivery) -> None:
@@ -59,6 +63,8 @@ def _post_delivery(tx: Transaction, command: PostDelivery) -> None:
     turn = tx.stored_turn(command.turn_id) if command.turn_id is not None else None
     session = None if command.session_id is None else tx.stored_session(command.session_id).n
     key, source, target, body, uid, at_ms = _as_posted(command)
+    # What is left of one that is gone must not stand in its way.
+    tx.change("DELETE FROM deliveries WHERE id = ?", (command.delivery_id,))
     tx.change(
         "INSERT INTO deliveries (id, key, source, target, body, turn, session, message_uid, "
         "state, attempt, "
@@ -68,8 +74,8 @@ def _post_delivery(tx: Transaction, command: PostDelivery) -> None:
 
 
 _SELECT_MARKED = (
-    "SELECT n, state, attempt, history, error, platform_id, next_ms, marked_ms "
-    "FROM deliveries WHERE id = ?"
+    "SELECT d.n, d.state, d.attempt, d.history, d.error, d.platform_id, d.next_ms, d.marked_ms "
+    f"FROM deliveries d WHERE d.id = ? AND NOT {DELIVERY_GONE}"
 )
 # Which state may follow which, within one attempt. `sending` opens the next attempt instead.
 _NEXT_DELIVERY = {
@@ -132,25 +138,18 @@ _SELECT_EFFECT = (
 
 def _effect(tx: Transaction, command: BeginEffect | FinishEffect) -> tuple[Any, ...] | None:
     turn = tx.turn(command.turn_id)
-    return None if turn is None else tx.one(_SELECT_EFFECT, (turn.n, command.effect_key))
+    if turn is None or is_turn_gone(tx, command.turn_id):
+        return None
+    return tx.one(_SELECT_EFFECT, (turn.n, command.effect_key))
 
 
 def _effect_begun(tx: Transaction, command: BeginEffect) -> bool:
     row = _effect(tx, command)
     if row is None:
-        return _session_of_turn_deleted(tx, command.turn_id)
+        return is_turn_gone(tx, command.turn_id)
     effect_id, tool, digest, _, attempt, *_ = row
     given = (bytes.fromhex(command.effect_id), command.tool, command.digest)
     return (effect_id, tool, digest) == given and attempt >= command.attempt
-
-
-def _session_of_turn_deleted(tx: Transaction, turn_id: str) -> bool:
-    """Effects and questions of a deleted session went with it."""
-    row = tx.one(
-        "SELECT s.deleted FROM turns t JOIN sessions s ON s.n = t.session WHERE t.id = ?",
-        (turn_id,),
-    )
-    return row == (1,)
 
 
 def _begin_effect(tx: Transaction, command: BeginEffect) -> None:
@@ -195,7 +194,7 @@ def _result_json(command: FinishEffect) -> str | None:
 def _effect_finished(tx: Transaction, command: FinishEffect) -> bool:
     row = _effect(tx, command)
     if row is None:
-        return _session_of_turn_deleted(tx, command.turn_id)
+        return is_turn_gone(tx, command.turn_id)
     state, attempt, result, history, finished_ms = row[3:]
     given = [_result_json(command), command.at_ms]
     if (attempt, state) == (command.attempt, command.state) and [result, finished_ms] == given:
@@ -238,16 +237,17 @@ def _as_asked(command: AskQuestion) -> tuple[Any, ...]:
     return (command.turn_id, command.question, choices, command.expires_ms, command.at_ms)
 
 
+_QUESTION_GONE = turn_gone("q.turn")
 _SELECT_ASKED = (
     "SELECT t.id, q.question, q.choices, q.expires_ms, q.asked_ms FROM questions q "
-    "JOIN turns t ON t.n = q.turn WHERE q.key = ? AND q.question_key = ?"
+    f"JOIN turns t ON t.n = q.turn WHERE q.key = ? AND q.question_key = ? AND NOT {_QUESTION_GONE}"
 )
 
 
 def _question_asked(tx: Transaction, command: AskQuestion) -> bool:
     row = tx.one(_SELECT_ASKED, (command.key, command.question_key))
     if row is None:
-        return _session_of_turn_deleted(tx, command.turn_id)
+        return is_turn_gone(tx, command.turn_id)
     return row == _as_asked(command)
 
 
@@ -258,6 +258,9 @@ def _ask_question(tx: Transaction, command: AskQuestion) -> None:
         refuse("conflict", what, stored=list(row), given=list(_as_asked(command)))
     turn = tx.stored_turn(command.turn_id)
     _, question, choices, expires_ms, at_ms = _as_asked(command)
+    # What is left of one that is gone must not stand in its way.
+    gone = (command.key, command.question_key)
+    tx.change("DELETE FROM questions WHERE key = ? AND question_key = ?", gone)
     tx.change(
         "INSERT INTO questions (key, question_key, turn, question, choices, state, asked_ms, "
         "expires_ms) "
@@ -267,8 +270,8 @@ def _ask_question(tx: Transaction, command: AskQuestion) -> None:
 
 
 _SELECT_ANSWER = (
-    "SELECT state, answer, answered_by, answered_ms FROM questions "
-    "WHERE key = ? AND question_key = ?"
+    "SELECT q.state, q.answer, q.answered_by, q.answered_ms FROM questions q "
+    f"WHERE q.key = ? AND q.question_key = ? AND NOT {_QUESTION_GONE}"
 )
 
 

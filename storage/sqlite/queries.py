@@ -18,5 +18,8 @@ class Queries:
     def _one(self, sql: str, parameters: tuple[SQLiteValue, ...] = ()) -> tuple[Any, ...] | None:
         return next(iter(self._db.execute(sql, parameters)), None)
 
+    def _all_named(self, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        return self._db.execute(sql, parameters).fetchall()
+
     def _all(self, sql: str, parameters: tuple[SQLiteValue, ...] = ()) -> list[tuple[Any, ...]]:
         return self._db.execute(sql, parameters).fetchall()

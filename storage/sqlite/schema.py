@@ -340,7 +340,17 @@ CREATE TRIGGER messages_gone AFTER DELETE ON messages
   BEGIN INSERT OR IGNORE INTO search_changes VALUES (old.n); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_INITIAL, _HAND_OVERS, _SEARCH)
+# A deleted session is gone from every view at once, and from the file in slices.
+_PURGES = """
+CREATE TABLE purges (
+  session      INTEGER PRIMARY KEY REFERENCES sessions (n),
+  step         INTEGER NOT NULL,      -- slices that were taken away
+  given        INTEGER NOT NULL,      -- before this seq no row has a copy that is not an original
+  turn         INTEGER NOT NULL       -- up to this turn nothing is left
+) STRICT;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_INITIAL, _HAND_OVERS, _SEARCH, _PURGES)
 VERSION = len(MIGRATIONS)
 
 

@@ -50,7 +50,7 @@ def _expect(versions: dict[str, int], aspect: str, scope: str, replaces: int) ->
     return replaces + 1
 
 
-def _set_on_session(
+def set_on_session(
     tx: Transaction, command: Any, aspect: str, assignments: str, *values: Any
 ) -> None:
     """Set columns of a session under a version of theirs."""
@@ -256,7 +256,7 @@ def _set_title(tx: Transaction, command: SetTitle) -> None:
         if row is not None:
             refuse("title_taken", session.id, stored=row[0], given=command.title)
     origin = None if command.title is None else command.origin
-    _set_on_session(tx, command, "title", "title = ?, title_origin = ?", command.title, origin)
+    set_on_session(tx, command, "title", "title = ?, title_origin = ?", command.title, origin)
     session.title, session.title_origin = command.title, origin
 
 
@@ -274,13 +274,13 @@ def next_title(tx: Transaction, title: str) -> str:
 
 def _set_flags(tx: Transaction, command: SetFlags) -> None:
     columns = "archived = ?, pinned = ?"
-    _set_on_session(tx, command, "flags", columns, command.archived, command.pinned)
+    set_on_session(tx, command, "flags", columns, command.archived, command.pinned)
 
 
 def _set_details(tx: Transaction, command: SetDetails) -> None:
     meta = None if command.meta is None else to_json(command.meta)
     columns = "user = ?, model = ?, meta = ?"
-    _set_on_session(tx, command, "details", columns, command.user, command.model, meta)
+    set_on_session(tx, command, "details", columns, command.user, command.model, meta)
 
 
 def _end_session(tx: Transaction, command: EndSession) -> None:
@@ -289,7 +289,7 @@ def _end_session(tx: Transaction, command: EndSession) -> None:
     if session.end_kind is not None and not replaced_by_boundary:
         refuse("ended", session.id, stored=session.end_reason, given=command.reason)
     columns = "ended_ms = ?, end_reason = ?, end_kind = ?"
-    _set_on_session(tx, command, "end", columns, command.at_ms, command.reason, command.kind)
+    set_on_session(tx, command, "end", columns, command.at_ms, command.reason, command.kind)
     session.end_kind, session.end_reason = command.kind, command.reason
 
 
@@ -300,7 +300,7 @@ def _reopen_session(tx: Transaction, command: ReopenSession) -> None:
         if tip != session.id:  # a parent without a child may be reopened: contract G4
             refuse("route_conflict", session.key, stored=tip, given=session.id)
     columns = "ended_ms = NULL, end_reason = NULL, end_kind = NULL"
-    _set_on_session(tx, command, "end", columns)
+    set_on_session(tx, command, "end", columns)
     session.end_kind = session.end_reason = None
 
 

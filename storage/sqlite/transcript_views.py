@@ -45,7 +45,7 @@ class TranscriptViews(Queries):
     ) -> Found:
         row = self._one(
             "SELECT s.n, h.first_active FROM sessions s JOIN heads h ON h.session = s.n WHERE "
-            "s.id = ?",
+            "s.id = ? AND s.deleted = 0",
             (session_id,),
         )
         if row is None:
@@ -107,7 +107,8 @@ class TranscriptViews(Queries):
 
     def message(self, uid: Uid) -> Message | None:
         rows = self._messages(
-            "WHERE m.uid = ? AND m.carried = 0 AND s.hidden = 0", (bytes.fromhex(uid),)
+            "WHERE m.uid = ? AND m.carried = 0 AND s.hidden = 0 AND s.deleted = 0",
+            (bytes.fromhex(uid),),
         )
         return rows[0] if rows else None
 
@@ -124,7 +125,7 @@ class TranscriptViews(Queries):
             for carried in (0, 1):  # one index each
                 row = self._one(
                     "SELECT m.seq FROM messages m JOIN sessions s ON s.n = m.session "
-                    f"WHERE m.uid = ? AND m.carried = {carried} AND s.id = ?",
+                    f"WHERE m.uid = ? AND m.carried = {carried} AND s.id = ? AND s.deleted = 0",
                     (bytes.fromhex(uid), session_id),
                 )
                 if row is not None:
@@ -134,7 +135,8 @@ class TranscriptViews(Queries):
     def said_since(self, session_id: SessionId, seq: int, limit: int = 200) -> tuple[Message, ...]:
         return tuple(
             self._messages(
-                "WHERE m.session = (SELECT n FROM sessions WHERE id = ?) AND m.seq > ? "
+                "WHERE m.session = (SELECT n FROM sessions WHERE id = ? AND deleted = 0) "
+                "AND m.seq > ? "
                 f"AND m.carried = 0 AND m.state <> {REWOUND} ORDER BY m.seq LIMIT ?",
                 (session_id, seq, limit),
             )
@@ -144,7 +146,7 @@ class TranscriptViews(Queries):
         """The rows of one turn in its session, in order, active or not."""
         return tuple(
             self._messages(
-                "WHERE m.session = t.session AND t.id = ? ORDER BY m.seq",
+                "WHERE m.session = t.session AND t.id = ? AND s.deleted = 0 ORDER BY m.seq",
                 (turn_id,),
             )
         )

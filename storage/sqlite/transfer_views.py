@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
-from ..identity import BlobId, SessionId, TurnId, Uid
-from ..records import Message, Staged, Tokens, Turn, TurnOutcome, Usage
+from ..identity import BlobId, SessionId, Uid
+from ..records import Staged, Tokens, Usage
 from .transcript_views import TranscriptViews
+from .work_views import TURN, turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..identity import SessionKey
-
-_decode_outcome = msgspec.json.Decoder(TurnOutcome).decode
+    from ..records import Message, Turn
 
 
 class TransferViews(TranscriptViews):
@@ -66,8 +66,8 @@ class TransferViews(TranscriptViews):
     def rows_of(self, session_id: SessionId, first: int, limit: int) -> tuple[Message, ...]:
         return tuple(
             self._messages(
-                "WHERE m.session = (SELECT n FROM sessions WHERE id = ?) AND m.seq >= ? "
-                "ORDER BY m.seq LIMIT ?",
+                "WHERE m.session = (SELECT n FROM sessions WHERE id = ? AND deleted = 0) "
+                "AND m.seq >= ? ORDER BY m.seq LIMIT ?",
                 (session_id, first, limit),
             )
         )
@@ -76,25 +76,11 @@ class TransferViews(TranscriptViews):
         self, session_id: SessionId, after: tuple[int, str] | None = None, limit: int = 200
     ) -> tuple[Turn, ...]:
         rows = self._all(
-            "SELECT id, key, state, attempt, outcome, opened_ms, started_ms, ended_ms FROM turns "
-            "WHERE session = (SELECT n FROM sessions WHERE id = ?) AND (opened_ms, id) > (?, ?) "
-            "ORDER BY opened_ms, id LIMIT ?",
+            f"{TURN} WHERE t.session = (SELECT n FROM sessions WHERE id = ?) "
+            "AND (t.opened_ms, t.id) > (?, ?) ORDER BY t.opened_ms, t.id LIMIT ?",
             (session_id, *((-(2**63), "") if after is None else after), limit),
         )
-        return tuple(
-            Turn(
-                id=TurnId(row[0]),
-                key=row[1],
-                session_id=session_id,
-                state=row[2],
-                attempt=row[3],
-                outcome=None if row[4] is None else _decode_outcome(row[4]),
-                opened_ms=row[5],
-                started_ms=row[6],
-                ended_ms=row[7],
-            )
-            for row in rows
-        )
+        return tuple(replace(turn_of(row), waits=0) for row in rows)
 
     def usage_of(
         self, session_id: SessionId, after: Uid | None = None, limit: int = 200
@@ -127,7 +113,7 @@ class TransferViews(TranscriptViews):
     ) -> tuple[BlobId, ...]:
         rows = self._all(
             "SELECT DISTINCT b.id FROM blob_uses u JOIN blobs b ON b.n = u.blob "
-            "WHERE u.session = (SELECT n FROM sessions WHERE id = ?) AND b.id > ? "
+            "WHERE u.session = (SELECT n FROM sessions WHERE id = ? AND deleted = 0) AND b.id > ? "
             "ORDER BY b.id LIMIT ?",
             (session_id, after, limit),
         )

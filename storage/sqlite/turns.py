@@ -24,7 +24,8 @@ from ..commands import (
     SuspendTurn,
     TakeInbound,
 )
-from ..records import Tokens
+from ..records import Tokens, TurnOutcome
+from .gone import is_turn_gone, turn_gone
 from .handlers import Handler, Handlers
 from .rows import canonical, digest, to_json
 from .transaction import Transaction, TurnState, refuse
@@ -161,6 +162,9 @@ def _end_turn(tx: Transaction, command: EndTurn) -> None:
     history = turn.history
     if turn.state == "waiting":
         history = with_step(history, turn.attempt, "waiting", None)
+    if is_turn_gone(tx, command.turn_id):  # what it came to goes the way of its session
+        history = with_step(history, turn.attempt, "ended", [given, command.at_ms])
+        given = canonical(TurnOutcome(kind=command.outcome.kind)).decode()
     tx.change(
         "UPDATE turns SET state = 'ended', outcome = ?, history = ?, ended_ms = ? WHERE n = ?",
         (given, history, command.at_ms, turn.n),
@@ -195,8 +199,9 @@ def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
     turn = _turn(tx, command.turn_id)
     if turn.key != command.key:
         refuse("invalid", "key", given=f"turn {command.turn_id} is of another key")
-    body = None if command.body is None else to_json(command.body)
-    reply_to = None if command.reply_to is None else to_json(command.reply_to)
+    gone = turn.ran_in is not None and is_turn_gone(tx, command.turn_id)
+    body = None if command.body is None or gone else to_json(command.body)
+    reply_to = None if command.reply_to is None or gone else to_json(command.reply_to)
     tx.change(
         "INSERT INTO inbox (source, inbound_id, key, turn, disposition, digest, accepted_ms, body, "
         "reply_to) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -217,8 +222,8 @@ def _accept_inbound(tx: Transaction, command: AcceptInbound) -> None:
 
 def _inbound_taken(tx: Transaction, command: TakeInbound) -> bool:
     row = tx.one(
-        "SELECT t.id, i.body FROM inbox i JOIN turns t ON t.n = i.turn "
-        "WHERE i.source = ? AND i.inbound_id = ?",
+        f"SELECT t.id, iif({turn_gone('i.turn')} OR {turn_gone('i.into_turn')}, NULL, i.body) "
+        "FROM inbox i JOIN turns t ON t.n = i.turn WHERE i.source = ? AND i.inbound_id = ?",
         (command.source, command.inbound_id),
     )
     if row is None:
@@ -237,9 +242,12 @@ def _take_inbound(tx: Transaction, command: TakeInbound) -> None:
         what = f"inbound {command.source}/{command.inbound_id}"
         refuse("conflict", what, stored=row[1], given=command.turn_id)
     if command.into is not None:
+        into = tx.stored_turn(command.into)
+        kept = "NULL" if is_turn_gone(tx, command.into) else "reply_to"
         tx.change(
-            "UPDATE inbox SET body = NULL, into_turn = ? WHERE source = ? AND inbound_id = ?",
-            (tx.stored_turn(command.into), command.source, command.inbound_id),
+            f"UPDATE inbox SET body = NULL, reply_to = {kept}, into_turn = ? "
+            "WHERE source = ? AND inbound_id = ?",
+            (into, command.source, command.inbound_id),
         )
         return
     tx.change(
@@ -296,12 +304,13 @@ def _set_aside_applied(tx: Transaction, command: SetAside) -> bool:
 
 def _set_aside(tx: Transaction, command: SetAside) -> None:
     turn = tx.stored_turn(command.turn_id)
+    reason = "" if is_turn_gone(tx, command.turn_id) else command.reason
     tx.change(
         "INSERT INTO dead_letters VALUES (?, ?, ?, 'open', ?, NULL) ON CONFLICT (turn) DO UPDATE "
         "SET "
         "reason = excluded.reason, tries = excluded.tries, state = 'open', at_ms = excluded.at_ms, "
         "resolved_ms = NULL",
-        (turn, command.reason, command.tries, command.at_ms),
+        (turn, reason, command.tries, command.at_ms),
     )
 
 

@@ -21,6 +21,7 @@ from ..records import (
     Session,
     Tokens,
 )
+from .cleanup_views import CleanupViews
 from .search_views import SearchViews
 from .transfer_views import TransferViews
 from .work_views import WorkViews
@@ -111,7 +112,7 @@ def _mended_session_of(row: tuple[Any, ...]) -> Session:
         return _session_of(tuple(readable))
 
 
-class SqliteReader(TransferViews, SearchViews, WorkViews):
+class SqliteReader(TransferViews, SearchViews, WorkViews, CleanupViews):
     """One snapshot of the database."""
 
     # Sessions --------------------------------------------------------------------------------
@@ -139,6 +140,11 @@ class SqliteReader(TransferViews, SearchViews, WorkViews):
 
     def session(self, session_id: SessionId) -> Session | None:
         return next(iter(self._sessions("{session} WHERE s.id = ?", (session_id,))), None)
+
+    def _session_row(self, session_id: SessionId) -> Session:
+        session = self.session(session_id)
+        assert session is not None
+        return session
 
     def session_of_key(self, key: SessionKey) -> Session | None:
         sql = "{session} JOIN routes r ON r.session_id = s.id WHERE r.key = ?"

@@ -24,6 +24,8 @@ from ..records import (
     TurnUsage,
     UsageTotal,
 )
+from .erasing import KIND_OF_OUTCOME
+from .gone import DELIVERY_GONE, turn_gone
 from .queries import Queries
 from .turns import FORGETTABLE, waits_in
 
@@ -31,14 +33,21 @@ _decode_inbound = msgspec.json.Decoder(Inbound).decode
 _decode_outcome = msgspec.json.Decoder(TurnOutcome).decode
 _LAST = 2**63 - 1
 
-_TURN = (
-    "SELECT t.id, t.key, s.id, t.state, t.attempt, t.outcome, t.opened_ms, t.started_ms, "
+_KIND = f"iif(t.outcome IS NULL, NULL, {KIND_OF_OUTCOME.format('t.outcome')})"
+TURN = (
+    "SELECT t.id, t.key, s.id, t.state, t.attempt, "
+    f"iif(s.deleted = 1, {_KIND}, t.outcome), t.opened_ms, t.started_ms, "
     "t.ended_ms, t.history "
     "FROM turns t LEFT JOIN sessions s ON s.n = t.session"
 )
+_INBOUND_GONE = (
+    "EXISTS (SELECT 1 FROM sessions gone_s WHERE gone_s.n IN (t.session, into_t.session) "
+    "AND gone_s.deleted = 1)"
+)
 _INBOX = (
-    "SELECT i.source, i.inbound_id, i.key, t.id, i.disposition, i.digest, i.accepted_ms, i.body, "
-    "i.reply_to, into_t.id FROM inbox i JOIN turns t ON t.n = i.turn "
+    "SELECT i.source, i.inbound_id, i.key, t.id, i.disposition, i.digest, i.accepted_ms, "
+    f"iif({_INBOUND_GONE}, NULL, i.body), iif({_INBOUND_GONE}, NULL, i.reply_to), into_t.id "
+    "FROM inbox i JOIN turns t ON t.n = i.turn "
     "LEFT JOIN turns into_t ON into_t.n = i.into_turn"
 )
 _DELIVERY = (
@@ -53,7 +62,7 @@ _OPEN_DELIVERY = _DELIVERY.replace("deliveries d", "deliveries d INDEXED BY deli
 _LANE_DELIVERY = _DELIVERY.replace("deliveries d", "deliveries d INDEXED BY deliveries_key")
 
 
-def _turn_of(row: tuple[Any, ...]) -> Turn:
+def turn_of(row: tuple[Any, ...]) -> Turn:
     return Turn(
         id=row[0],
         key=row[1],
@@ -107,21 +116,22 @@ class WorkViews(Queries):
     """The part of a reader that tells what is to be done."""
 
     def turn(self, turn_id: TurnId) -> Turn | None:
-        row = self._one(f"{_TURN} WHERE t.id = ?", (turn_id,))
-        return None if row is None else _turn_of(row)
+        row = self._one(f"{TURN} WHERE t.id = ?", (turn_id,))
+        return None if row is None else turn_of(row)
 
     def unfinished_turns(self, key: SessionKey | None = None) -> tuple[Turn, ...]:
         where = "" if key is None else "AND t.key = ? "
         rows = self._all(
-            f"{_TURN.replace('turns t', 'turns t INDEXED BY turns_unfinished')} "
+            f"{TURN.replace('turns t', 'turns t INDEXED BY turns_unfinished')} "
             f"WHERE t.state <> 'ended' {where}ORDER BY t.n",
             () if key is None else (key,),
         )
-        return tuple(_turn_of(row) for row in rows)
+        return tuple(turn_of(row) for row in rows)
 
     def waiting_inbound(self, key: SessionKey) -> tuple[InboxEntry, ...]:
         rows = self._all(
-            f"{_INBOX} WHERE t.key = ? AND t.state <> 'ended' AND i.body IS NOT NULL ORDER BY i.n",
+            f"{_INBOX} WHERE t.key = ? AND t.state <> 'ended' AND i.body IS NOT NULL "
+            f"AND NOT {_INBOUND_GONE} ORDER BY i.n",
             (key,),
         )
         return tuple(_inbox_entry_of(row) for row in rows)
@@ -156,7 +166,8 @@ class WorkViews(Queries):
 
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         rows = self._all(
-            "SELECT t.id, t.key, d.reason, d.tries, d.state, d.at_ms, d.resolved_ms "
+            f"SELECT t.id, t.key, iif({turn_gone('d.turn')}, '', d.reason), d.tries, d.state, "
+            "d.at_ms, d.resolved_ms "
             "FROM dead_letters d JOIN turns t ON t.n = d.turn ORDER BY d.turn"
         )
         return tuple(
@@ -215,7 +226,7 @@ class WorkViews(Queries):
         return TurnUsage(calls=row[0], tokens=tokens)
 
     def delivery(self, delivery_id: str) -> Delivery | None:
-        row = self._one(f"{_DELIVERY} WHERE d.id = ?", (delivery_id,))
+        row = self._one(f"{_DELIVERY} WHERE d.id = ? AND NOT {DELIVERY_GONE}", (delivery_id,))
         return None if row is None else _delivery_of(row)
 
     def open_deliveries(self, source: str | None = None, limit: int = 500) -> tuple[Delivery, ...]:
@@ -260,7 +271,10 @@ class WorkViews(Queries):
         limit: int = 100,
         after: int | None = None,
     ) -> tuple[tuple[Delivery, ...], int | None]:
-        where, parameters = "d.n < ?", list[Any]([_LAST if after is None else after])
+        where, parameters = (
+            f"d.n < ? AND NOT {DELIVERY_GONE}",
+            list[Any]([_LAST if after is None else after]),
+        )
         wanted = [("state", state), ("source", source), ("key", key)]
         for column, value in wanted:
             if value is not None:
@@ -282,7 +296,8 @@ class WorkViews(Queries):
 
     def last_delivery(self, key: SessionKey, source: str) -> Delivery | None:
         row = self._one(
-            f"{_DELIVERY} WHERE d.key = ? AND d.source = ? ORDER BY d.n DESC LIMIT 1",
+            f"{_DELIVERY} WHERE d.key = ? AND d.source = ? AND NOT {DELIVERY_GONE} "
+            "ORDER BY d.n DESC LIMIT 1",
             (key, source),
         )
         return None if row is None else _delivery_of(row)
@@ -291,7 +306,8 @@ class WorkViews(Queries):
         rows = self._all(
             "SELECT e.effect_key, e.effect_id, e.tool, e.digest, e.state, e.attempt, e.result, "
             "e.begun_ms, "
-            "e.finished_ms FROM effects e JOIN turns t ON t.n = e.turn WHERE t.id = ? "
+            "e.finished_ms FROM effects e JOIN turns t ON t.n = e.turn "
+            f"WHERE t.id = ? AND NOT {turn_gone('t.n')} "
             "ORDER BY e.begun_ms, e.effect_key",
             (turn_id,),
         )
@@ -312,21 +328,21 @@ class WorkViews(Queries):
         )
 
     def question(self, key: SessionKey, question_key: str) -> Question | None:
-        found = self._questions("WHERE q.key = ? AND q.question_key = ?", (key, question_key))
+        found = self._questions("AND q.key = ? AND q.question_key = ?", (key, question_key))
         return found[0] if found else None
 
     def questions(
         self, key: SessionKey | None = None, *, open_only: bool = False, limit: int = 500
     ) -> tuple[Question, ...]:
-        where, parameters = ("", ()) if key is None else ("WHERE q.key = ? ", (key,))
+        where, parameters = ("", ()) if key is None else ("AND q.key = ? ", (key,))
         if open_only:
-            where += "AND q.state = 'open' " if where else "WHERE q.state = 'open' "
+            where += "AND q.state = 'open' "
         order = f"{where}ORDER BY q.asked_ms, q.key, q.question_key LIMIT ?"
         return self._questions(order, (*parameters, limit))
 
     def expired_questions(self, now_ms: int, limit: int = 500) -> tuple[Question, ...]:
         return self._questions(
-            "WHERE q.state = 'open' AND q.expires_ms <= ? "
+            "AND q.state = 'open' AND q.expires_ms <= ? "
             "ORDER BY q.expires_ms, q.key, q.question_key LIMIT ?",
             (now_ms, limit),
         )
@@ -336,7 +352,7 @@ class WorkViews(Queries):
             "SELECT q.key, q.question_key, t.id, q.question, q.choices, q.state, q.answer, "
             "q.answered_by, "
             "q.asked_ms, q.expires_ms, q.answered_ms FROM questions q JOIN turns t ON t.n = q.turn "
-            f"{rest}",
+            f"WHERE NOT {turn_gone('q.turn')} {rest}",
             parameters,
         )
         return tuple(
@@ -402,8 +418,8 @@ class WorkViews(Queries):
     def next_due_ms(self, now_ms: int) -> int | None:
         row = self._one(
             "SELECT min(due_ms) FROM (SELECT min(due_ms) AS due_ms FROM timers WHERE state = 'set' "
-            "AND due_ms > ? UNION ALL SELECT min(expires_ms) FROM questions WHERE state = 'open' "
-            "AND expires_ms > ?)",
+            "AND due_ms > ? UNION ALL SELECT min(expires_ms) FROM questions q WHERE state = 'open' "
+            f"AND expires_ms > ? AND NOT {turn_gone('q.turn')})",
             (now_ms, now_ms),
         )
         return None if row is None else row[0]

@@ -361,7 +361,67 @@ class Author:
         if not sessions:
             return None
         session = self._one(sessions)
-        return Unit((c.DeleteSession(session_id=session.id, at_ms=self._at()),))
+        since_ms = self._one((None, None, self._now, self._now + 100_000))
+        delete = c.DeleteSession(session_id=session.id, at_ms=self._at(), quiet_since_ms=since_ms)
+        purge = c.PurgeSession(session_id=session.id, step=0, last=True)
+        return Unit(self._one(((delete,), (delete,), (delete, purge))))
+
+    def clean_up(self) -> Unit | None:
+        """What is sent when things are old or unwanted, and often when they are not."""
+        state = self.model.state
+        sessions = list(state.sessions.values())
+        turns = list(state.turns)
+        if not sessions:
+            return None
+        session = self._one(sessions)
+        before_ms = self._now + self._one((-70_000, 1, 1))
+        kind = self._one(("purge", "purge", "give", "orphan", "empty", "prune", "erase"))
+        some = tuple(dict.fromkeys(self._one(turns) for _ in range(2))) if turns else ()
+        if kind == "purge" and state.purges:
+            session_id = self._one(list(state.purges))
+            rows = st.integers(0, 6)
+            command: c.AnyCommand = c.PurgeSession(
+                session_id=session_id,
+                step=state.purges[session_id],
+                before_seq=Seq(self._draw(rows)),
+                turn_ids=some,
+                last=self._one((False, True)),
+            )
+            own = tuple(t for t in some if state.turns[t].session_id == session_id)
+            if self._one((True, True, False)):
+                command = replace(command, turn_ids=own)
+            return Unit((command,))
+        if kind == "orphan":
+            command = c.EndOrphan(
+                session_id=session.id,
+                before_ms=before_ms,
+                replaces=session.end_version,
+                at_ms=self._at(),
+            )
+        elif kind == "empty":
+            command = c.PruneSession(session_id=session.id, before_ms=before_ms)
+        elif kind == "prune":
+            command = c.PruneWork(
+                before_ms=before_ms,
+                delivery_ids=tuple(state.deliveries),
+                timer_ids=tuple(state.timers),
+                turn_ids=some,
+            )
+        elif kind == "erase":
+            timers = list(state.timers)
+            command = c.EraseWork(
+                turn_ids=self._one(((), some)),
+                timer_ids=(self._one(timers),) if timers else (),
+                answered=some,
+                user=self._one((None, "ann")),
+            )
+        else:
+            first = state.given.get(session.id, 0)
+            last = first + self._draw(st.integers(0, 3))
+            command = c.GiveOriginals(
+                session_id=session.id, first_seq=Seq(first), last_seq=Seq(last)
+            )
+        return Unit((command,))
 
     def stage(self) -> Unit | None:
         hidden = [s for s in self.model.state.sessions.values() if s.hidden and not s.deleted]
@@ -661,7 +721,7 @@ class Author:
                 key=self._one(KEYS),
                 source="tg",
                 due_ms=self._now + self._one((10, 100_000)),
-                inbound=Inbound(text="later"),
+                inbound=Inbound(text="later", user=self._one((None, "ann"))),
                 at_ms=self._at(),
                 busy=self._one((None, "steer")),
             )
@@ -681,7 +741,7 @@ class Author:
             media_type="a/b",
             at_ms=self._at(),
         )
-        drop = c.DropBlob(blob_id=blob_id)
+        drop = c.DropBlob(blob_id=blob_id, keeping=self._one((0, 0, 1)))
         return Unit(self._one(((put,), (put, seal), (seal,), (drop,))))
 
     def mark(self) -> Unit | None:
@@ -696,6 +756,7 @@ PROPOSALS: tuple[Callable[[Author], Unit | None], ...] = (
     *_FREQUENT * 4,
     *(Author.rotate, Author.rotate, Author.branch, Author.set_value, *[Author.turn] * 5),
     *(Author.open_incarnation, Author.create_row, Author.end_or_reopen, Author.delete),
+    *(Author.clean_up, Author.clean_up, Author.clean_up),
     *(
         Author.stage,
         Author.stage,

@@ -71,8 +71,11 @@ class Senders:
         return sender
 
 
+_FORGETS = (c.PruneInbox, c.PruneWork, c.EraseWork, c.PruneSession, c.DropStaged)
+
+
 def _forgets(unit: Unit) -> bool:
-    return any(isinstance(command, c.PruneInbox | c.DropStaged) for command in unit.commands)
+    return any(isinstance(command, _FORGETS) for command in unit.commands)
 
 
 @given(units=histories(size_max=25), data=st.data())

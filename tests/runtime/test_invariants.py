@@ -30,6 +30,11 @@ DAMAGE = {
     "every session has its head": ("set_mark", "DELETE FROM heads"),
     "seqs are 0 to next_seq - 1": ("append_messages", "DELETE FROM messages WHERE seq = 1"),
     "a tombstone has no text": ("delete_session", "UPDATE sessions SET user = 'ann'"),
+    "what is left of a tombstone is to be purged": ("delete_session", "DELETE FROM purges"),
+    "no original is left in a tombstone that was carried on": (
+        "delete_session",
+        "DROP INDEX messages_original; UPDATE messages SET carried = 1 - carried",
+    ),
     "message_count counts the originals": (
         "append_messages",
         "UPDATE heads SET message_count = message_count + 1",

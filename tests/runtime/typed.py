@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from click.testing import Result
 
 
-def typed(*words: object, exit_code: int = 0) -> Result:
-    """What a command prints; fails unless it ends with this exit code."""
-    result = CliRunner().invoke(main, [str(word) for word in words])
+def typed(*words: object, exit_code: int = 0, says: str | None = None) -> Result:
+    """What a command prints; fails unless it ends with this exit code. `says` is typed into it."""
+    result = CliRunner().invoke(main, [str(word) for word in words], input=says)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == exit_code, result.output

@@ -268,6 +268,7 @@ def test_a_deleted_session_leaves_the_index_and_its_pages(library: Library) -> N
     away = chat.route_to(SessionId("fresh"))
     library.done(Unit((away, c.DeleteSession(session_id=gone, at_ms=START_MS))))
     assert library.found("xylophone") == []
+    library.done(Unit((c.PurgeSession(session_id=gone, step=0, last=True),)))
     library.index()
     library.engine.upkeep()
     library.engine.finish_upkeep()

@@ -106,6 +106,7 @@ def views_of(reader: Reader, names: Names) -> dict[str, Any]:
     _ask_about_sessions(reader, names, ask)
     _ask_about_transfers(reader, names, ask)
     _ask_about_work(reader, names, ask)
+    _ask_what_may_go(reader, names, ask)
     _search(reader, names, ask)
     return views
 
@@ -229,6 +230,57 @@ def _ask_about_sessions(reader: Reader, names: Names, ask: Callable[..., None]) 
             ask(_transcript(reader), session_id, include_inactive=include_inactive)
         for uid in list(names.uids)[:: max(1, len(names.uids) // 4)]:
             ask(reader.around, session_id, uid, before=2, after=1)
+
+
+def _ask_what_may_go(reader: Reader, names: Names, ask: Callable[..., None]) -> None:
+    """Pages are followed, because where one ends is an engine's own business."""
+
+    def followed_to_the_end(view: Callable[..., Any]) -> Callable[..., Any]:
+        def all_of_it(*arguments: Any, **options: Any) -> Any:
+            found: list[Any] = []
+            place: dict[str, Any] = {}
+            while True:
+                page, following = view(*arguments, **options, **place, limit=PAGE)
+                found += [getattr(one, "id", one) for one in page]
+                if following is None:
+                    return sorted(found, key=repr)
+                place = {"after": following}
+
+        all_of_it.__name__ = view.__name__
+        return all_of_it
+
+    times = list(names.times)
+    for time in times[:: max(1, len(times) // 3)]:
+        ask(followed_to_the_end(reader.orphaned_rotations), time)
+        ask(followed_to_the_end(reader.empty_sessions), time)
+        for options in ({}, {"archived_only": True}, {"ended_only": True}):
+            ask(followed_to_the_end(reader.quiet_sessions), time, **options)
+        for kind in ("deliveries", "timers", "turns"):
+            ask(followed_to_the_end(reader.old_work), kind, time)
+    ask(followed_to_the_end(reader.unused_blobs))
+    for session_id in names.sessions:
+        ask(reader.originals_given, session_id)
+    ask(_sorted_work(reader), "ann")
+    for user in ("ann", "bob"):
+        for session_id in names.sessions:
+            ask(_part(reader), session_id, user)
+            ask(_part(reader), session_id, user, 1)
+
+
+def _sorted_work(reader: Reader) -> Callable[..., Any]:
+    def work_of_user(user: str) -> Any:
+        work = reader.work_of_user(user)
+        return [sorted(getattr(work, name)) for name in work.__struct_fields__]
+
+    return work_of_user
+
+
+def _part(reader: Reader) -> Callable[..., Any]:
+    def part_of_user(session_id: Any, user: str, after: int = -1) -> Any:
+        part = reader.part_of_user(session_id, user, after=after, limit=2)
+        return part.only, part.seqs, sorted(part.turn_ids), sorted(part.blob_ids)
+
+    return part_of_user
 
 
 def _ask_about_work(reader: Reader, names: Names, ask: Callable[..., None]) -> None:

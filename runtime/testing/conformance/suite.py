@@ -21,6 +21,7 @@ from ....storage.units import Durable, Refused, Unit
 from ..conversation import Conversation, uid_of
 from ..workloads import WORKLOADS
 from .agreement import names_in, views_of
+from .cleanup import CleanupConformance
 from .desk import bare, outcome_of
 from .sessions import SessionConformance
 from .transcripts import TranscriptConformance
@@ -44,7 +45,9 @@ POISONS: tuple[dict[str, Any], ...] = (
 )
 
 
-class EngineConformance(SessionConformance, TranscriptConformance, WorkConformance):
+class EngineConformance(
+    SessionConformance, TranscriptConformance, WorkConformance, CleanupConformance
+):
     """All of it. Override `open_engine`, and `reopens` if the engine keeps nothing."""
 
     # Commands and units ----------------------------------------------------------------------

@@ -31,7 +31,8 @@ def post_delivery(state: State, command: c.PostDelivery) -> bool:
             return False
         refuse("conflict", f"delivery {given.id}")
     session = None if command.session_id is None else state.sessions.get(command.session_id)
-    if session is not None and session.deleted:
+    gone = command.turn_id is not None and state.text_gone(command.turn_id)
+    if gone or (session is not None and session.deleted):
         return False  # it went with its session
     state.known_turn(command.turn_id)
     if command.session_id is not None:
@@ -261,12 +262,19 @@ def seal_blob(state: State, command: c.SealBlob) -> bool:
 
 
 def drop_blob(state: State, command: c.DropBlob) -> bool:
-    if command.blob_id not in state.blobs:
+    blob = state.blobs.get(command.blob_id)
+    if blob is None:
+        return False
+    going = {name for name in state.chunks if name[0] == blob.id and name[1] >= command.keeping}
+    if command.keeping and not blob.sealed and not going:
         return False
     if state.blob_in_use(command.blob_id):
-        refuse("conflict", "a message refers to it")
-    del state.blobs[command.blob_id]
-    state.chunks = {name: data for name, data in state.chunks.items() if name[0] != command.blob_id}
+        refuse("conflict", "something refers to it")
+    if command.keeping:
+        state.blobs[blob.id] = Blob(id=blob.id, size_bytes=0, chunk_count=0, media_type="")
+    else:
+        del state.blobs[command.blob_id]
+    state.chunks = {name: data for name, data in state.chunks.items() if name not in going}
     return True
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ....storage.commands import Command, EndSession, ReopenSession, Rotate, SetRoute
 from ....storage.records import Route
 from ....storage.units import Durable, Head, Refused, Unit
-from . import exchange, imports, search, sessions, transcripts, work
+from . import cleanup, exchange, imports, search, sessions, transcripts, work
 from .state import RefusedByModelError, State, refuse
 from .views import ModelReader
 
@@ -34,6 +34,7 @@ COMMANDS: dict[type[Command], Any] = {
     **exchange.COMMANDS,
     **search.COMMANDS,
     **imports.COMMANDS,
+    **cleanup.COMMANDS,
 }
 
 

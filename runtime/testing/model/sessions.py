@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ....storage import commands as c
-from ....storage.records import Route, Session, TurnOutcome
+from ....storage.records import Route, Session
 from .state import State, refuse
 
 if TYPE_CHECKING:
@@ -209,71 +209,6 @@ def reopen_session(state: State, command: c.ReopenSession) -> bool:
     return True
 
 
-# Deletion ----------------------------------------------------------------------------------------
-
-
-def delete_session(state: State, command: c.DeleteSession) -> bool:
-    stored = state.sessions.get(command.session_id)
-    if stored is not None and stored.deleted:
-        return False
-    session = state.known_session(command.session_id)
-    if state.holder(session.id) is not None:
-        refuse("route_conflict", "a key has it")
-    _give_originals_away(state, session.id)
-    _forget_work(state, session.id)
-    state.transcripts[session.id] = ()
-    state.undo.pop(session.id, None)
-    ended = session.end_kind is not None
-    state.sessions[session.id] = replace(
-        session,
-        deleted=True,
-        title=None,
-        title_origin=None,
-        user=None,
-        meta=None,
-        ended_ms=session.ended_ms if ended else command.at_ms,
-        end_reason=session.end_reason if ended else "deleted",
-        end_kind=session.end_kind if ended else "boundary",
-    )
-    return True
-
-
-def _give_originals_away(state: State, session_id: SessionId) -> None:
-    """The oldest copy of each of the session's own messages becomes the original."""
-    orphans = {m.uid for m in state.transcripts[session_id] if not m.carried}
-    for heir, rows in state.transcripts.items():
-        if heir == session_id:
-            continue
-        inherited = {m.uid for m in rows if m.carried and m.uid in orphans}
-        orphans -= inherited
-        state.transcripts[heir] = tuple(
-            replace(m, carried=False) if m.uid in inherited else m for m in rows
-        )
-
-
-def _forget_work(state: State, session_id: SessionId) -> None:
-    """What surrounds the session's turns loses its text; what dedupe needs stays."""
-    turns = {t.id for t in state.turns.values() if t.session_id == session_id}
-    for turn_id in turns:
-        turn = state.turns[turn_id]
-        if turn.outcome is not None:
-            state.take("turn", turn_id, turn.attempt, "ended", turn.outcome, turn.ended_ms)
-            state.turns[turn_id] = replace(turn, outcome=TurnOutcome(kind=turn.outcome.kind))
-        if turn_id in state.dead_letters:
-            state.dead_letters[turn_id] = replace(state.dead_letters[turn_id], reason="")
-    for name, entry in state.inbox.items():
-        if entry.turn_id in turns or entry.into in turns:
-            state.inbox[name] = replace(entry, body=None, reply_to=None)
-    state.deliveries = {
-        name: d
-        for name, d in state.deliveries.items()
-        if d.session_id != session_id
-        and (d.turn_id is None or state.turns[d.turn_id].session_id != session_id)
-    }
-    state.effects = {name: e for name, e in state.effects.items() if e.turn_id not in turns}
-    state.questions = {name: q for name, q in state.questions.items() if q.turn_id not in turns}
-
-
 def set_mark(state: State, command: c.SetMark) -> bool:
     stored = state.marks.get(command.name)
     if stored == command.value:
@@ -309,6 +244,5 @@ COMMANDS: dict[type[c.Command], Any] = {
     c.SetDetails: set_details,
     c.EndSession: end_session,
     c.ReopenSession: reopen_session,
-    c.DeleteSession: delete_session,
     c.SetMark: set_mark,
 }

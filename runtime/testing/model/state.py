@@ -77,6 +77,10 @@ class State:
     turns: dict[TurnId, Turn] = field(default_factory=dict)
     inbox: dict[tuple[str, str], InboxEntry] = field(default_factory=dict)
     prunings: int = 0
+    given: dict[SessionId, int] = field(default_factory=dict)
+    """Before this seq no message of the session has a copy elsewhere that is not the original."""
+    purges: dict[SessionId, int] = field(default_factory=dict)
+    """Deleted sessions of which rows are left, and how many slices were taken away."""
     rebuilds: int = 0
     dead_letters: dict[TurnId, DeadLetter] = field(default_factory=dict)
     usage: dict[Uid, Usage] = field(default_factory=dict)
@@ -144,7 +148,39 @@ class State:
         return not undecided and all(self.turns[one].state == "ended" for one in turns)
 
     def blob_in_use(self, blob_id: BlobId) -> bool:
-        return any(blob_id in m.blobs for rows in self.transcripts.values() for m in rows)
+        waiting = (
+            e.body
+            for e in self.inbox.values()
+            if e.body is not None and self.turns[e.turn_id].state != "ended"
+        )
+        timers = (t.inbound for t in self.timers.values() if t.state == "set")
+        inbound = any(blob_id in one.blobs for one in (*waiting, *timers))
+        return inbound or any(
+            blob_id in m.blobs for rows in self.transcripts.values() for m in rows
+        )
+
+    def turns_of(self, session_id: SessionId) -> set[TurnId]:
+        return {t.id for t in self.turns.values() if t.session_id == session_id}
+
+    def is_needed(self, session_id: SessionId) -> bool:
+        """Whether a person keeps it, or something of it is open."""
+        later = self.sessions.get(session_id)
+        while later is not None:
+            if later.pinned:
+                return True
+            later = self.successor(later.id)
+        turns = self.turns_of(session_id)
+        letters = (self.dead_letters.get(turn_id) for turn_id in turns)
+        return (
+            any(self.turns[turn_id].state != "ended" for turn_id in turns)
+            or any(letter is not None and letter.state == "open" for letter in letters)
+            or any(q.state == "open" and q.turn_id in turns for q in self.questions.values())
+            or any(
+                d.state in ("pending", "sending")
+                and (d.session_id == session_id or d.turn_id in turns)
+                for d in self.deliveries.values()
+            )
+        )
 
     # Values with a version, and steps -----------------------------------------------------------
 
@@ -163,3 +199,8 @@ class State:
 
     def take(self, *step: Any) -> None:
         self.steps |= {canonical(step)}
+
+    def forget(self, *names: Any) -> None:
+        """What begins so is gone, and the steps that it took with it."""
+        beginning = canonical(names)[:-1] + b","
+        self.steps = frozenset(step for step in self.steps if not step.startswith(beginning))

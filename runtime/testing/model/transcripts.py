@@ -208,6 +208,9 @@ def _make_child(state: State, parent: Session, command: c.Rotate | c.Branch, edg
 
 
 def _carry(state: State, rows: list[Message], child_id: SessionId) -> None:
+    parent_id = state.sessions[child_id].parent_id
+    if parent_id is not None and parent_id in state.given:
+        state.given[parent_id] = 0  # there are new copies of what was handed on
     for m in sorted(rows, key=place):
         marks = {"turn_id": m.turn_id, "summary": m.summary, "erased": m.erased}
         add(state, child_id, m, carried=True, **marks)

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ....storage.errors import AmbiguousError, MissingError
+from ....storage.identity import Seq
 from ....storage.records import (
     Found,
     Listed,
+    PartOfUser,
+    PurgeSlice,
     Staged,
     Tokens,
     TurnUsage,
     UsageTotal,
+    WorkOfUser,
 )
+from .cleanup import is_empty, is_old_delivery, is_old_timer, is_old_turn, is_orphaned
 from .search import found_in
 from .sessions import tip
 from .transcripts import place, total_bytes
@@ -27,7 +32,7 @@ from .transcripts import place, total_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ....storage.identity import BlobId, Seq, SessionId, SessionKey, TurnId, Uid
+    from ....storage.identity import BlobId, SessionId, SessionKey, TurnId, Uid
     from ....storage.records import (
         Blob,
         DeadLetter,
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
         Timer,
         Turn,
         Usage,
+        WorkKind,
     )
     from .state import State
 
@@ -490,6 +496,168 @@ class ModelReader:
         times = [t.due_ms for t in self.timers(limit=2**31)]
         times += [q.expires_ms for q in questions if q.expires_ms is not None]
         return min((time for time in times if time > now_ms), default=None)
+
+    # What may go --------------------------------------------------------------------------------
+
+    def orphaned_rotations(
+        self, before_ms: int, *, after: int = 0, limit: int = 200
+    ) -> tuple[tuple[Session, ...], int | None]:
+        found = [s for s in self._all_sessions() if is_orphaned(self._state, s, before_ms)]
+        return self._page(found, after, limit)
+
+    def empty_sessions(
+        self, before_ms: int, *, after: int = 0, limit: int = 200
+    ) -> tuple[tuple[Session, ...], int | None]:
+        found = [s for s in self._all_sessions() if is_empty(self._state, s, before_ms)]
+        return self._page(found, after, limit)
+
+    def _all_sessions(self) -> list[Session]:
+        return [s for i in self._state.sessions if (s := self.session(i)) is not None]
+
+    def _page(
+        self, found: list[Session], after: int, limit: int
+    ) -> tuple[tuple[Session, ...], int | None]:
+        page = found[after : after + limit]
+        return tuple(page), after + limit if len(page) == limit else None
+
+    def quiet_sessions(
+        self,
+        before_ms: int,
+        *,
+        source: str | None = None,
+        key: SessionKey | None = None,
+        archived_only: bool = False,
+        ended_only: bool = False,
+        after: tuple[int, int] | None = None,
+        limit: int = 200,
+    ) -> tuple[tuple[Session, ...], tuple[int, int] | None]:
+        found = [
+            s
+            for s in sorted(self._all_sessions(), key=lambda s: s.last_ms // 60_000)
+            if not s.deleted
+            and not s.hidden
+            and s.last_ms < before_ms
+            and self.holder(s.id) is None
+            and source in (None, s.source)
+            and key in (None, s.key)
+            and (s.archived or not archived_only)
+            and (s.ended_ms is not None or not ended_only)
+            and not self._state.is_needed(s.id)
+        ]
+        first = 0 if after is None else after[0]
+        page, following = self._page(found, first, limit)
+        return page, None if following is None else (following, 0)
+
+    def old_work(
+        self, kind: WorkKind, before_ms: int, *, after: str | None = None, limit: int = 200
+    ) -> tuple[tuple[str, ...], str | None]:
+        state = self._state
+        found: dict[WorkKind, list[str]] = {
+            "deliveries": [
+                d.id for d in state.deliveries.values() if is_old_delivery(state, d, before_ms)
+            ],
+            "timers": sorted(t.id for t in state.timers.values() if is_old_timer(t, before_ms)),
+            "turns": [turn_id for turn_id in state.turns if is_old_turn(state, turn_id, before_ms)],
+        }
+        first = int(after or 0)
+        page = found[kind][first : first + limit]
+        return tuple(page), str(first + limit) if len(page) == limit else None
+
+    def unused_blobs(
+        self, *, after: str = "", limit: int = 200
+    ) -> tuple[tuple[tuple[Blob, int], ...], str | None]:
+        found = sorted(
+            (blob.id, (blob, sum(name[0] == blob.id for name in self._state.chunks)))
+            for blob in self._state.blobs.values()
+            if not self.blob_in_use(blob.id) and blob.id > after
+        )
+        page = found[:limit]
+        return tuple(one for _, one in page), page[-1][0] if len(page) == limit else None
+
+    def blob_in_use(self, blob_id: BlobId) -> bool:
+        return self._state.blob_in_use(blob_id)
+
+    def originals_given(self, session_id: SessionId) -> int:
+        return self._state.given.get(session_id, 0)
+
+    def originals_slice(
+        self, session_id: SessionId, *, rows_max: int = 2_000, heirs_max: int = 50
+    ) -> tuple[Seq, Seq] | None:
+        """None: in a model everything is little."""
+        return None
+
+    def purges(self, limit: int = 100) -> tuple[SessionId, ...]:
+        return tuple(i for i in self._state.sessions if i in self._state.purges)[:limit]
+
+    def purge_slice(
+        self, session_id: SessionId, *, rows_max: int = 128, bytes_max: int = 256 * 1024
+    ) -> PurgeSlice | None:
+        """The last one at once: there are no rows that would have to go."""
+        step = self._state.purges.get(session_id)
+        if step is None:
+            return None
+        return PurgeSlice(
+            session_id=session_id, step=step, before_seq=Seq(0), turn_ids=(), last=True
+        )
+
+    # Users ---------------------------------------------------------------------------------------
+
+    def sessions_of_user(
+        self, user: str, *, after: int = -1, span: int = 20_000
+    ) -> tuple[tuple[SessionId, ...], int | None]:
+        found = (
+            s
+            for s in self._state.sessions.values()
+            if not s.deleted and not s.hidden
+            if s.user == user or any(m.user == user for m in self._state.transcripts[s.id])
+        )
+        return tuple(s.id for s in found), None
+
+    def part_of_user(
+        self, session_id: SessionId, user: str, *, after: int = -1, limit: int = 100
+    ) -> PartOfUser:
+        session = self._state.sessions.get(session_id)
+        if session is None:
+            return PartOfUser(only=True, seqs=(), turn_ids=())
+        said = [
+            (m, m.user if m.user is not None else session.user if m.role == "user" else None)
+            for m in self._state.transcripts[session_id]
+            if not m.erased
+        ]
+        own = [m for m, by in said if by == user and m.seq > after][:limit]
+        others = any(
+            by != user and (m.user is not None or m.role == "user") for m, by in said
+        ) or session.user not in (None, user)
+        seqs = tuple(m.seq for m in own)
+        blobs = {
+            blob_id
+            for m in self._state.transcripts[session_id]
+            if seqs and seqs[0] <= m.seq <= seqs[-1]
+            for blob_id in m.blobs
+        }
+        return PartOfUser(
+            only=not others,
+            seqs=seqs,
+            turn_ids=tuple(dict.fromkeys(m.turn_id for m in own if m.turn_id is not None)),
+            blob_ids=tuple(sorted(blobs)),
+        )
+
+    def work_of_user(self, user: str) -> WorkOfUser:
+        state = self._state
+        return WorkOfUser(
+            waiting=tuple(
+                dict.fromkeys(
+                    (e.key, e.turn_id)
+                    for e in state.inbox.values()
+                    if e.body is not None and e.body.user == user
+                    if state.turns[e.turn_id].state != "ended"
+                )
+            ),
+            timers=tuple((t.key, t.id) for t in state.timers.values() if t.inbound.user == user),
+            answered=tuple(
+                dict.fromkeys(q.turn_id for q in state.questions.values() if q.answered_by == user)
+            ),
+        )
 
     # Blobs and marks ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ....storage import commands as c
-from ....storage.records import DeadLetter, InboxEntry, Turn, Usage
+from ....storage.records import DeadLetter, InboxEntry, Turn, TurnOutcome, Usage
 from .state import State, refuse
 
 # Turns -------------------------------------------------------------------------------------------
@@ -80,10 +80,11 @@ def end_turn(state: State, command: c.EndTurn) -> bool:
         refuse("stale", f"turn {turn.id}")
     if turn.state == "ended":
         refuse("conflict", f"outcome of turn {turn.id}")
+    gone = state.text_gone(turn.id)  # then what it came to goes as well
     state.turns[turn.id] = replace(
         turn,
         state="ended",
-        outcome=command.outcome,
+        outcome=TurnOutcome(kind=command.outcome.kind) if gone else command.outcome,
         ended_ms=command.at_ms,
         waits=turn.waits + (turn.state == "waiting"),
     )
@@ -115,7 +116,9 @@ def accept_inbound(state: State, command: c.AcceptInbound) -> bool:
         return False  # the row was pruned
     if _turn(state, command).key != command.key:
         refuse("invalid", "key")
-    state.inbox[name] = replace(given, body=command.body, reply_to=command.reply_to)
+    if not state.text_gone(command.turn_id):
+        given = replace(given, body=command.body, reply_to=command.reply_to)
+    state.inbox[name] = given
     return True
 
 
@@ -132,7 +135,9 @@ def take_inbound(state: State, command: c.TakeInbound) -> bool:
     if entry.body is None:
         return False
     into = state.known_turn(command.into)
-    state.inbox[name] = replace(entry, body=None, into=into)
+    gone = into is not None and state.text_gone(into)
+    reply_to = None if gone else entry.reply_to
+    state.inbox[name] = replace(entry, body=None, reply_to=reply_to, into=into)
     return True
 
 
@@ -155,7 +160,7 @@ def set_aside(state: State, command: c.SetAside) -> bool:
     state.dead_letters[command.turn_id] = DeadLetter(
         turn_id=command.turn_id,
         key=_turn(state, command).key,
-        reason=command.reason,
+        reason="" if state.text_gone(command.turn_id) else command.reason,
         tries=command.tries,
         at_ms=command.at_ms,
     )
