@@ -144,7 +144,8 @@ class CleanupViews(Queries):
 
     def originals_given(self, session_id: SessionId) -> int:
         row = self._one(
-            "SELECT p.given FROM purges p JOIN sessions s ON s.n = p.session WHERE s.id = ?",
+            "SELECT p.given FROM purges p JOIN sessions s ON s.n = p.session "
+            "WHERE s.id = ? AND s.deleted = 0",
             (session_id,),
         )
         return 0 if row is None else row[0]
