@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import trio
 
+from ..actors.clearing import finish_purges
 from ..actors.line import Operate
 from ..actors.sources import source_of
 from ..storage.edge import check_name
@@ -231,6 +232,9 @@ async def import_file(
     source = await trio.to_thread.run_sync(open_source, path, limits or ImportLimits())
     scratch = Scratch()
     try:
+        if not dry_run:
+            # What is left of a deleted session would stand in the way of its own messages.
+            await finish_purges(writer)
         steps = importing(source, scratch, dry_run=dry_run, is_live=keys.is_live)
         return await _Driver(writer, keys, steps, progress).run()
     finally:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..commands import DeleteSession, GiveOriginals, PurgeSession
 from .erasing import blank_turn
-from .gone import session_gone
 from .handlers import Handler, Handlers
 from .rows import SUMMARY
 from .sessions import TOOL_CALLS, holder_of
@@ -81,11 +80,15 @@ def _refuse_current(tx: Transaction, session: SessionState) -> None:
 
 
 def _give_away(tx: Transaction, session: SessionState, first: int, last: int) -> None:
-    """Of the session's own messages that were carried on, the oldest copy becomes the original."""
+    """Of the session's own messages that were carried on, the oldest copy becomes the original.
+
+    What is being imported may be dropped again, and inherits nothing.
+    """
     heirs = tx.all(
         "SELECT min(c.n), o.n FROM messages o JOIN messages c ON c.uid = o.uid AND c.carried = 1 "
+        "JOIN sessions k ON k.n = c.session AND k.deleted = 0 AND k.hidden = 0 "
         "WHERE o.session = ? AND o.seq BETWEEN ? AND ? AND o.carried = 0 "
-        f"AND c.session <> o.session AND NOT {session_gone('c.session')} GROUP BY c.uid",
+        "AND c.session <> o.session GROUP BY c.uid",
         (session.n, first, last),
     )
     for n, original in heirs:

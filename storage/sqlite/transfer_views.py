@@ -131,7 +131,8 @@ class TransferViews(TranscriptViews):
     def originals(self, uids: Sequence[Uid]) -> tuple[Message, ...]:
         return tuple(
             self._messages(
-                "WHERE m.carried = 0 AND m.uid IN (SELECT unhex(value) FROM json_each(?))",
+                "WHERE m.carried = 0 AND s.deleted = 0 "
+                "AND m.uid IN (SELECT unhex(value) FROM json_each(?))",
                 (json.dumps(uids),),
             )
         )

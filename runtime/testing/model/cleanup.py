@@ -113,7 +113,7 @@ def _give_away(state: State, session_id: SessionId, seqs: range) -> None:
     rows = state.transcripts[session_id]
     left = {m.uid for m in rows if m.seq in seqs and not m.carried}
     for heir, copies in state.transcripts.items():
-        if heir == session_id:
+        if heir == session_id or state.sessions[heir].hidden:
             continue
         inherited = {m.uid for m in copies if m.carried and m.uid in left}
         left -= inherited
