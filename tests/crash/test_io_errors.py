@@ -21,7 +21,7 @@ from .campaign import PROOF, Prepared, prepared
 from .faults import Plan, io_error, operations_of, plans_for, spilling
 
 SHORT = ("finalize", "take_over")
-LONG = ("checkpoint", "restart", "indexing")
+LONG = ("checkpoint", "restart", "indexing", "give_back")
 NAMES = tuple(WORKLOADS) if PROOF else (*SHORT, *LONG)
 # Staging what is larger than the cache writes to the log before the commit.
 SPILLED = ("group_commit", "put_chunk", "delete_session")
