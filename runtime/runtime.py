@@ -43,9 +43,11 @@ from .searching import rebuild_search
 from .submission import Interruption, Submission
 from .timers import Timers, due_ms
 from .turns import DeadLetters, KeyStatus, Turns, status_of
+from .upkeep import make_backup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    import os
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from datetime import datetime
 
     from ..actors.compression import Summarise
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from ..actors.sources import Busy, SourcePolicy
     from ..actors.timetable import Timetable
     from ..storage.records import Delivery, JsonObject
+    from ..storage.upkeep import Copied
     from .settings import Settings
 
 T = TypeVar("T")
@@ -465,6 +468,26 @@ class Runtime:
         so (`Hits.index`) and find the same; `statistics().writer.engine` tells how far it is.
         """
         await rebuild_search(self._surroundings.writer, self._surroundings.clock)
+
+    async def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        replace: bool = False,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Copied:
+        """A copy of the database under another name, as of now, made while everything goes on.
+
+        It is looked through before it gets its name, so there is never a part of one. It delays no
+        commit; `engine.backup_pages_step` and `backup_pause_s` say how hurried it is. Cancelled, it
+        leaves nothing. `progress` is told the stage, and how much of how much.
+
+        Raises `CopyError`, also for a name that is taken unless it may `replace` that file, and
+        `DamagedFileError` for a database that is damaged.
+        """
+        pause_s = self._settings.engine.backup_pause_s
+        writer = self._surroundings.writer
+        return await make_backup(writer, path, pause_s, replace=replace, progress=progress)
 
     def statistics(self) -> RuntimeStatistics:
         surroundings = self._surroundings

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         UsageTotal,
     )
     from .units import Durable, Refused, Unit
+    from .upkeep import Copied, Tick
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -322,6 +324,16 @@ class Engine(Protocol):
 
     def reading(self) -> AbstractContextManager[Reader]:
         """One snapshot. Any thread; waits while all readers are in use."""
+        ...
+
+    def backup(
+        self, target: str | os.PathLike[str], tick: Tick = ..., *, replace: bool = False
+    ) -> Copied:
+        """A copy of one snapshot under another name, looked through. Any thread; blocks for long.
+
+        Commits are not delayed. Raises `CopyError` and `DamagedFileError`; if `tick` raises, it is
+        stopped. Nothing but a whole copy ever gets the name.
+        """
         ...
 
     def upkeep_due(self, *, idle: bool) -> bool:

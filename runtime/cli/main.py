@@ -14,6 +14,7 @@ import click
 
 from ...actors.raised import sole_cause
 from ...storage.errors import OnepenError
+from .backup import backup, restore
 from .screen import Screen, exit_code_of
 from .search import search
 from .sessions import sessions
@@ -53,5 +54,5 @@ def main() -> None:
     """
 
 
-for command in (search, sessions):
+for command in (search, sessions, backup, restore):
     main.add_command(command)

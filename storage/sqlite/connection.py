@@ -54,9 +54,12 @@ def open_writer(
     except apsw.CantOpenError as error:
         raise OpenError(name, str(error), hint="check the path and its permissions") from error
     try:
+        # Whatever is refused keeps its log: closing would copy it into the file, and remove it.
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         # The first look at the file: the journal mode is written into it, so this comes before.
         empty = check_ours(db, name) == 0
         _set_up_writer(db, name, settings, durable=durable, empty=empty)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     except apsw.NotADBError as error:
         db.close()
         raise ForeignFileError(name, "it is not a SQLite database") from error

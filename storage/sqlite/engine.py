@@ -34,6 +34,7 @@ from ..errors import (
     StorageUnavailableError,
 )
 from ..units import Durable, Guard, Head, Refused, Unit
+from ..upkeep import unhurried
 from . import (
     blobs,
     compression,
@@ -47,6 +48,7 @@ from . import (
     transcript,
     turns,
 )
+from .backup import back_up
 from .guards import check_guards
 from .log import Log
 from .place import Place, take_place
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..identity import Clock
+    from ..upkeep import Copied, Tick
     from .handlers import Handlers
     from .views import SqliteReader
 
@@ -394,6 +397,26 @@ class SqliteEngine:
 
     def reading(self) -> AbstractContextManager[SqliteReader]:
         return self._readers.reading()
+
+    def backup(
+        self, target: str | os.PathLike[str], tick: Tick = unhurried, *, replace: bool = False
+    ) -> Copied:
+        with self._readers.beside() as (db, check):
+
+            def checked(stage: str, done: int, total: int) -> None:
+                check()
+                tick(stage, done, total)
+
+            return back_up(
+                db,
+                target,
+                self._clock,
+                checked,
+                # In memory a reader holds up the next commit, and there is little to copy.
+                pages_step=self._settings.backup_pages_step if self._durable else -1,
+                free_bytes_min=self._settings.free_bytes_min,
+                replace=replace,
+            )
 
     def upkeep_due(self, *, idle: bool) -> bool:
         return self._durable and self._log.due(idle=idle)

@@ -13,12 +13,16 @@ import apsw
 
 from ..engine import EngineSettings
 from ..errors import ForeignFileError, MissingFileError, OlderSchemaError, OpenError
+from ..upkeep import unhurried
 from . import connection, schema
+from .backup import back_up
 from .readers import Readers
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from ..identity import Clock
+    from ..upkeep import Copied, Tick
     from .views import SqliteReader
 
 
@@ -38,6 +42,26 @@ class Onlooker:
     def reading(self) -> AbstractContextManager[SqliteReader]:
         """One snapshot; hold it briefly, a long one keeps the log from being copied."""
         return self._readers.reading()
+
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        clock: Clock,
+        tick: Tick = unhurried,
+        *,
+        replace: bool = False,
+    ) -> Copied:
+        """As an engine makes it; the file may belong to another process."""
+        with self._readers.beside() as (db, _):
+            return back_up(
+                db,
+                target,
+                clock,
+                tick,
+                pages_step=self._settings.backup_pages_step,
+                free_bytes_min=self._settings.free_bytes_min,
+                replace=replace,
+            )
 
     def close(self) -> None:
         self._readers.close()
