@@ -43,7 +43,7 @@ from .searching import rebuild_search
 from .submission import Interruption, Submission
 from .timers import Timers, due_ms
 from .turns import DeadLetters, KeyStatus, Turns, status_of
-from .upkeep import make_backup
+from .upkeep import make_backup, make_check
 
 if TYPE_CHECKING:
     import os
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ..actors.sources import Busy, SourcePolicy
     from ..actors.timetable import Timetable
     from ..storage.records import Delivery, JsonObject
-    from ..storage.upkeep import Copied
+    from ..storage.upkeep import Copied, Finding
     from .settings import Settings
 
 T = TypeVar("T")
@@ -488,6 +488,20 @@ class Runtime:
         pause_s = self._settings.engine.backup_pause_s
         writer = self._surroundings.writer
         return await make_backup(writer, path, pause_s, replace=replace, progress=progress)
+
+    async def check(
+        self,
+        *,
+        full: bool = False,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> list[Finding]:
+        """Everything that is wrong with what is stored; empty for a sound database.
+
+        It reads beside everything that goes on, and a large database takes a while. `full` has
+        SQLite compare its indices with their tables as well. Nothing is changed:
+        `onepen doctor --repair` does that, when nobody has the file open.
+        """
+        return await make_check(self._surroundings.writer, full=full, progress=progress)
 
     def statistics(self) -> RuntimeStatistics:
         surroundings = self._surroundings

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..actors.writer import WriterRef
     from ..storage.engine import Engine
     from ..storage.identity import Clock
-    from ..storage.upkeep import Copied, Tick
+    from ..storage.upkeep import Copied, Finding, Tick
 
     Told = Callable[[str, int, int], None]
 
@@ -53,14 +53,17 @@ class Pace:
             time.sleep(self._pause_s)
 
 
-def _from_a_thread(pace: Pace) -> Tick:
-    """The same where a task waits for the thread: that may have been cancelled."""
+def _from_a_thread(pause_s: float, progress: Told | None) -> Tick:
+    """The same where a task waits for the thread: it may have been cancelled meanwhile."""
+
+    def tell(stage: str, done: int, total: int) -> None:
+        if progress is not None:
+            trio.from_thread.run_sync(progress, stage, done, total)
+
+    pace = Pace(pause_s, None if progress is None else tell)
 
     def tick(stage: str, done: int, total: int) -> None:
-        try:
-            trio.from_thread.check_cancelled()
-        except RuntimeError:  # inline, on the loop itself: nobody can have cancelled it meanwhile
-            pass
+        trio.from_thread.check_cancelled()
         pace(stage, done, total)
 
     return tick
@@ -75,14 +78,14 @@ async def make_backup(
     progress: Told | None,
 ) -> Copied:
     """A copy of what the Writer's engine has, made beside it."""
-
-    def tell(stage: str, done: int, total: int) -> None:
-        if progress is not None:
-            trio.from_thread.run_sync(progress, stage, done, total)
-
-    pace = Pace(pause_s, tell if progress is not None else None)
-    tick = _from_a_thread(pace)
+    tick = _from_a_thread(pause_s, progress)
     return await writer.beside(lambda engine: engine.backup(target, tick, replace=replace))
+
+
+async def make_check(writer: WriterRef, *, full: bool, progress: Told | None) -> list[Finding]:
+    """Everything that is wrong with what the Writer's engine has."""
+    tick = _from_a_thread(0, progress)
+    return await writer.beside(lambda engine: engine.check(tick, full=full))
 
 
 def hold_deliveries(path: Path, clock: Clock) -> int:

@@ -16,7 +16,7 @@ holds anything that the engine would have to make up: ids, times and seqs are gi
 | (session, aspect, version)     | SetTitle, SetFlags, SetDetails, EndSession, ReopenSession       |
 | (session, seq)                 | AppendMessages, StageMessages, Compact (summary), EraseMessages |
 | child session id               | Rotate, Branch                                                  |
-| (session, revision)            | Rewind, Restore                                                 |
+| (session, revision)            | Rewind, Restore, RecountSession                                 |
 | turn id                        | OpenTurn, SetAside, ResolveDeadLetter                           |
 | (turn id, attempt)             | StartTurn, SuspendTurn, EndTurn                                 |
 | (source, inbound id)           | AcceptInbound, TakeInbound                                      |
@@ -172,6 +172,17 @@ class DeleteSession(Command, frozen=True, kw_only=True):
     """All text of the session goes; a tombstone stays, so that lineages hold."""
 
     session_id: SessionId
+    at_ms: int
+
+
+class RecountSession(Command, frozen=True, kw_only=True):
+    """What a session keeps about its rows (counts, bytes, tokens) is made anew from them.
+
+    A repair: `replaces` is its revision, which moves, so that whoever holds it reads it again.
+    """
+
+    session_id: SessionId
+    replaces: int
     at_ms: int
 
 
@@ -578,4 +589,5 @@ AnyCommand: TypeAlias = (
     | DropBlob
     | SetMark
     | RebuildSearch
+    | RecountSession
 )

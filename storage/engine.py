@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         UsageTotal,
     )
     from .units import Durable, Refused, Unit
-    from .upkeep import Copied, Tick
+    from .upkeep import Copied, Finding, Tick
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -334,6 +334,10 @@ class Engine(Protocol):
         Commits are not delayed. Raises `CopyError` and `DamagedFileError`; if `tick` raises, it is
         stopped. Nothing but a whole copy ever gets the name.
         """
+        ...
+
+    def check(self, tick: Tick = ..., *, full: bool = False) -> list[Finding]:
+        """Everything that is wrong with what is stored. Any thread; blocks for long."""
         ...
 
     def upkeep_due(self, *, idle: bool) -> bool:

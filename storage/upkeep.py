@@ -57,6 +57,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 class Repaired(Struct, frozen=True, kw_only=True):
     """What a repair has done, and what it left."""
 
-    kept: str
+    kept: str | None
+    """Where the database is as it was before; `None` if there was nothing to do."""
     done: tuple[str, ...]
     left: tuple[Finding, ...]

@@ -15,6 +15,7 @@ import click
 from ...actors.raised import sole_cause
 from ...storage.errors import OnepenError
 from .backup import backup, restore
+from .doctor import doctor
 from .screen import Screen, exit_code_of
 from .search import search
 from .sessions import sessions
@@ -54,5 +55,5 @@ def main() -> None:
     """
 
 
-for command in (search, sessions, backup, restore):
+for command in (search, sessions, backup, restore, doctor):
     main.add_command(command)

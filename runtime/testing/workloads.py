@@ -210,6 +210,7 @@ def _rotation() -> list[Workload]:
 def _editing() -> list[Workload]:
     chat, before = _chat()
     before = (*before, *chat.exchange("second"))
+    recount = c.RecountSession(session_id=chat.session_id, replaces=chat.revision, at_ms=chat.at())
     compact = c.Compact(
         session_id=chat.session_id,
         base_seq=Seq(chat.next_seq),
@@ -244,6 +245,7 @@ def _editing() -> list[Workload]:
     return [
         _single("compact", before, compacted),
         _single("erase_messages", before, erased),
+        _single("recount_session", before, chat.unit(recount)),
         _single("branch", before, branched),
         _single("rewind", before, rewound),
         _single("restore", (*before, rewound), restored),

@@ -41,6 +41,7 @@ from . import (
     connection,
     deletion,
     exchange,
+    mending,
     rewinding,
     schema,
     search_index,
@@ -49,6 +50,7 @@ from . import (
     turns,
 )
 from .backup import back_up
+from .checks import Check
 from .guards import check_guards
 from .log import Log
 from .place import Place, take_place
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..identity import Clock
-    from ..upkeep import Copied, Tick
+    from ..upkeep import Copied, Finding, Tick
     from .handlers import Handlers
     from .views import SqliteReader
 
@@ -79,6 +81,7 @@ HANDLERS: Handlers = {
     **exchange.HANDLERS,
     **blobs.HANDLERS,
     **search_index.HANDLERS,
+    **mending.HANDLERS,
 }
 
 # Errors that concern one unit, not the disk. Everything else of apsw's makes the batch unknown.
@@ -417,6 +420,15 @@ class SqliteEngine:
                 free_bytes_min=self._settings.free_bytes_min,
                 replace=replace,
             )
+
+    def check(self, tick: Tick = unhurried, *, full: bool = False) -> list[Finding]:
+        with self._readers.beside() as (db, check):
+
+            def checked(stage: str, done: int, total: int) -> None:
+                check()
+                tick(stage, done, total)
+
+            return Check(db, checked, full=full).run()
 
     def upkeep_due(self, *, idle: bool) -> bool:
         return self._durable and self._log.due(idle=idle)

@@ -16,13 +16,14 @@ from ..errors import ForeignFileError, MissingFileError, OlderSchemaError, OpenE
 from ..upkeep import unhurried
 from . import connection, schema
 from .backup import back_up
+from .checks import Check
 from .readers import Readers
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..identity import Clock
-    from ..upkeep import Copied, Tick
+    from ..upkeep import Copied, Finding, Tick
     from .views import SqliteReader
 
 
@@ -63,6 +64,11 @@ class Onlooker:
                 replace=replace,
             )
 
+    def check(self, tick: Tick = unhurried, *, full: bool = False) -> list[Finding]:
+        """Everything that is wrong with what is stored."""
+        with self._readers.beside() as (db, _):
+            return Check(db, tick, full=full).run()
+
     def close(self) -> None:
         self._readers.close()
 
@@ -79,8 +85,8 @@ def open_onlooker(path: str | os.PathLike[str], settings: EngineSettings | None 
     return Onlooker(real, settings)
 
 
-def open_checked(real: str, settings: EngineSettings) -> apsw.Connection:
-    """A read connection to a file that is ours and of our version."""
+def open_checked(real: str, settings: EngineSettings, *, older: bool = False) -> apsw.Connection:
+    """A read connection to a file that is ours and of our version, or of an `older` one."""
     if not os.path.exists(real):
         raise MissingFileError(real)
     if not os.path.isfile(real):
@@ -91,7 +97,7 @@ def open_checked(real: str, settings: EngineSettings) -> apsw.Connection:
         version = schema.check_ours(db, real)
         if version == 0:
             raise ForeignFileError(real, "it is empty")
-        if version < schema.VERSION:
+        if version < schema.VERSION and not older:
             raise OlderSchemaError(real, version, schema.VERSION)
     except apsw.NotADBError as error:
         _close(db)
