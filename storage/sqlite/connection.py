@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from ..errors import ForeignFileError, OpenError, UnsupportedError
+from ..errors import DamagedFileError, ForeignFileError, OpenError, UnsupportedError
 from .schema import check_ours
+from .wholeness import why_damaged, why_no_database
 
 if TYPE_CHECKING:
     from ..engine import EngineSettings
@@ -62,8 +63,11 @@ def open_writer(
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     except apsw.NotADBError as error:
         db.close()
-        raise ForeignFileError(name, "it is not a SQLite database") from error
-    except apsw.CantOpenError as error:
+        raise ForeignFileError(name, why_no_database(name, vfs)) from error
+    except apsw.CorruptError as error:
+        db.close()
+        raise DamagedFileError(name, why_damaged(name, error)) from error
+    except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
         db.close()
         raise OpenError(name, str(error), hint="check the path and its permissions") from error
     except BaseException:

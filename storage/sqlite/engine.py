@@ -58,6 +58,7 @@ from .readers import Readers
 from .search_index import SearchIndex
 from .transaction import Refusal, Transaction
 from .vacuum import Vacuum
+from .wholeness import check_log
 
 if TYPE_CHECKING:
     import os
@@ -103,6 +104,12 @@ def open_sqlite(
     """
     connection.check_sqlite_version()
     place = None if path is None else take_place(path, clock)
+    if place is not None:
+        try:
+            check_log(place.path, vfs=vfs)
+        except BaseException:
+            place.release()
+            raise
     return SqliteEngine(place, clock, settings or EngineSettings(), vfs=vfs)
 
 

@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, final
 import apsw
 
 from ..engine import EngineSettings
-from ..errors import ForeignFileError, MissingFileError, OlderSchemaError, OpenError
+from ..errors import (
+    DamagedFileError,
+    ForeignFileError,
+    MissingFileError,
+    OlderSchemaError,
+    OpenError,
+)
 from ..upkeep import unhurried
 from . import connection, schema
 from .backup import back_up
 from .checks import Check
 from .readers import Readers
+from .wholeness import why_damaged, why_no_database
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -101,7 +108,10 @@ def open_checked(real: str, settings: EngineSettings, *, older: bool = False) ->
             raise OlderSchemaError(real, version, schema.VERSION)
     except apsw.NotADBError as error:
         _close(db)
-        raise ForeignFileError(real, "it is not a SQLite database") from error
+        raise ForeignFileError(real, why_no_database(real)) from error
+    except apsw.CorruptError as error:
+        _close(db)
+        raise DamagedFileError(real, why_damaged(real, error)) from error
     except apsw.Error as error:
         _close(db)
         hint = "check its permissions and those of its folder; `onepen doctor` tells more"

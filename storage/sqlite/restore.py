@@ -28,6 +28,7 @@ from . import schema
 from .backup import copy_into, open_source
 from .copies import Unfinished, exists_error, side_files_of, sync_folder
 from .place import lock_database
+from .wholeness import why_damaged, why_no_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,10 +100,11 @@ def _copy(
             raise ForeignFileError(str(source), "it is empty")
         return copy_into(unfinished, db, tick, pages_step=pages_step, vfs=vfs)
     except apsw.NotADBError as error:
-        raise ForeignFileError(str(source), "it is not a SQLite database") from error
+        raise ForeignFileError(str(source), why_no_database(str(source))) from error
     except apsw.CorruptError as error:
         hint = "take another backup; the database was left as it is"
-        raise DamagedFileError(str(source), str(error), hint=hint) from error
+        why = why_damaged(str(source), error)
+        raise DamagedFileError(str(source), why, hint=hint) from error
     except apsw.Error as error:
         raise OpenError(str(source), str(error), hint="take another backup") from error
     finally:
