@@ -40,6 +40,8 @@ from .storage.engine import Engine, EngineSettings, Reader
 from .storage.errors import (
     AmbiguousError,
     ConflictError,
+    CopyError,
+    DamagedFileError,
     DatabaseHeldError,
     InvalidContentError,
     MissingError,
@@ -69,13 +71,17 @@ from .storage.records import (
 from .storage.records import TurnOutcome as Outcome
 from .storage.sqlite import open_sqlite
 from .storage.units import Durable, Guard, Receipt, Refused, Unit, Unknown
+from .storage.upkeep import Copied, Finding
 
 __version__ = version("onepen")
 
 __all__ = [
     "AmbiguousError",
     "ConflictError",
+    "Copied",
+    "CopyError",
     "CurrentSession",
+    "DamagedFileError",
     "DatabaseHeldError",
     "DeadLetter",
     "DeliverLaterError",
@@ -89,6 +95,7 @@ __all__ = [
     "EngineSettings",
     "Event",
     "Finalized",
+    "Finding",
     "Guard",
     "Hit",
     "Hits",

@@ -104,4 +104,5 @@ def _identity(path: Path, mode: str, vfs: str | None) -> tuple[int, int, int]:
         db.close(force=True)
     if len(rows) != 1:
         raise apsw.SQLError("no pen")
-    return rows[0]
+    created_ms, epoch, commit_seq = rows[0]
+    return created_ms, epoch, commit_seq
