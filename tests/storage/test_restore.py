@@ -134,6 +134,30 @@ def test_a_log_whose_database_is_gone_is_moved_away(backup: Path, tmp_path: Path
     assert logical_dump(tmp_path / "left" / "new.db") == logical_dump(backup)
 
 
+def test_a_log_that_is_left_there_would_be_taken_for_the_new_files(
+    backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with the protection off: what is read then is not what the backup says."""
+    engine = opened(tmp_path / "chat.db")
+    talk = Talk(1)
+    talk.next_seq = 10
+    apply(engine, *(talk.message("late " * 500) for _ in range(20)))
+    (tmp_path / "left").mkdir()
+    shutil.copy(tmp_path / "chat.db-wal", tmp_path / "left" / "new.db-wal")
+    engine.close()
+
+    def nothing(place: Path, clock: object) -> None:
+        pass
+
+    monkeypatch.setattr(sys.modules[restore.__module__], "_put_aside", nothing)
+    put(backup, tmp_path / "left" / "new.db")
+    try:
+        same = logical_dump(tmp_path / "left" / "new.db") == logical_dump(backup)
+    except apsw.Error:
+        same = False
+    assert not same
+
+
 def test_a_database_that_somebody_owns_or_reads_stays(backup: Path, tmp_path: Path) -> None:
     engine = opened(tmp_path / "chat.db")
     with pytest.raises(DatabaseHeldError):
