@@ -12,7 +12,7 @@ import apsw
 
 from ..errors import DamagedFileError, ForeignFileError, OpenError, UnsupportedError
 from .schema import check_ours
-from .wholeness import why_damaged, why_no_database
+from .wholeness import has_log, why_damaged, why_no_database
 
 if TYPE_CHECKING:
     from ..engine import EngineSettings
@@ -50,13 +50,14 @@ def open_writer(
     flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_URI if uri else 0)
     if not durable:
         flags |= apsw.SQLITE_OPEN_CREATE
+    had_log = durable and has_log(name)
     try:
         db = _open(name, flags, vfs, settings)
     except apsw.CantOpenError as error:
         raise OpenError(name, str(error), hint="check the path and its permissions") from error
     try:
         # Whatever is refused keeps its log: closing would copy it into the file, and remove it.
-        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(had_log))
         # The first look at the file: the journal mode is written into it, so this comes before.
         empty = check_ours(db, name) == 0
         _set_up_writer(db, name, settings, durable=durable, empty=empty)

@@ -67,16 +67,20 @@ def why_damaged(name: str, error: apsw.Error) -> str:
     return f"it is damaged: {error}"
 
 
+def has_log(name: str) -> bool:
+    """Whether a log lies beside the file that has something in it."""
+    try:
+        return os.stat(f"{name}-wal").st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def check_log(path: Path, *, vfs: str | None = None) -> None:
     """Raise if the log that lies beside a database belongs to another one.
 
     Only for whoever holds the place: a log that somebody writes can't be looked at so.
     """
-    log = path.with_name(f"{path.name}-wal")
-    try:
-        if log.stat().st_size == 0 or path.stat().st_size == 0:
-            return
-    except FileNotFoundError:
+    if not has_log(str(path)) or path.stat().st_size == 0:
         return
     try:
         without = _identity(path, "immutable=1", vfs)
@@ -89,7 +93,7 @@ def check_log(path: Path, *, vfs: str | None = None) -> None:
     except apsw.Error:
         return  # a disk that can't be read says so to whoever opens it
     if within is None or within[0] != without[0] or within[1:] < without[1:]:
-        problem = f"the log beside it, {log.name}, belongs to another file"
+        problem = f"the log beside it, {path.name}-wal, belongs to another file"
         hint = "move the log away, and look at the database with `onepen doctor`"
         raise DamagedFileError(str(path), problem, hint=hint)
 
