@@ -24,6 +24,7 @@ from onepen.storage.errors import (
 from onepen.storage.sqlite import open_onlooker
 from onepen.storage.upkeep import unhurried
 from tests.actors.fixtures import StillClock, Talk
+from tests.crash.campaign import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,18 +225,18 @@ def as_nobody(path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_file_that_may_not_be_read_or_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read_or_a_folder_that_may_not_be_written() -> None:
     """As on a read-only file system. Said in words, with a hint; nothing changes."""
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):  # ours, made by pytest
-        os.chmod(folder, 0o755)
-    path = make(tmp_path / "chat.db")
-    os.chmod(tmp_path, 0o555)
-    before = files_in(tmp_path)
-    for mode in (0o000, 0o444):
-        os.chmod(path, mode)
-        (tmp_path / "chat.db.lock").unlink(missing_ok=True)
-        said = as_nobody(path)
-        assert all(line.startswith("OpenError ") and "check" in line for line in said), said
-        assert len(said) == 2
-        assert files_in(tmp_path) == before
-    os.chmod(tmp_path, 0o755)
+    with scratch() as root:  # not below pytest's folders, which other runs of it close to others
+        path = make(root / "chat.db")
+        os.chmod(root, 0o555)
+        before = files_in(root)
+        for mode in (0o000, 0o444):
+            os.chmod(path, mode)
+            (root / "chat.db.lock").unlink(missing_ok=True)
+            said = as_nobody(path)
+            assert all(line.startswith("OpenError ") and "check" in line for line in said), said
+            assert len(said) == 2
+            os.chmod(path, 0o600)
+            assert files_in(root) == before
+        os.chmod(root, 0o755)
