@@ -96,6 +96,8 @@ class ThreadDriver:
         self._ending = threading.Lock()  # the thread's last step against being left behind
         self._finished = self._left_behind = False
         self._upkeep: Literal["none", "running", "done"] = "none"
+        self._emptying = False  # the upkeep under way is for a rest
+        self._busy_s = clock.monotonic()
         self._ended = trio.Event()
         self._error: BaseException | None = None
         self._token = trio.lowlevel.current_trio_token()
@@ -171,6 +173,7 @@ class ThreadDriver:
             # Behind the commit: a receipt promises durability.
             self._tell(self._intake.on_progress, progress)
             self._backoff.reset()
+            self._busy_s = self._clock.monotonic()
             self._look_after_upkeep(idle=False)
             if pen.engine.chore_due(idle=False):
                 pen.engine.chore(idle=False)
@@ -179,21 +182,42 @@ class ThreadDriver:
         """Wait for work; true if there is some. Once it is quiet, chores shorten the time."""
         engine = self._pen.engine
         chores = engine.chore_due(idle=True)
-        if self._pen.take(wait_s=None if not chores else 0 if self._quiet else _QUIET_S):
+        rest_s = None if chores else self._rest_in_s()
+        wait_s = rest_s if not chores else 0 if self._quiet else _QUIET_S
+        if self._pen.take(wait_s=wait_s):
             return True
-        if chores and not self._stopping:
+        if self._stopping:
+            return False
+        if chores:
             self._quiet = True
             engine.chore(idle=True)
+        elif rest_s is not None and self._rest_in_s() == 0 and self._upkeep == "none":
+            self._begin_upkeep(emptying=True)
         return False
+
+    def _rest_in_s(self) -> float | None:
+        """How long it must stay quiet before the log is emptied, if there is anything in it."""
+        quiet_s = None if self._upkeep == "running" else self._pen.engine.rest_due()
+        if quiet_s is None:
+            return None
+        return max(0.0, self._busy_s + quiet_s - self._clock.monotonic())
 
     def _look_after_upkeep(self, *, idle: bool) -> None:
         """Start upkeep beside us when it is due, and finish it once that thread is done."""
+        engine = self._pen.engine
         if self._upkeep == "done":
             self._upkeep = "none"
-            self._pen.engine.finish_upkeep()
-        elif self._upkeep == "none" and self._pen.engine.upkeep_due(idle=idle):
-            self._upkeep = "running"
-            threading.Thread(target=self._keep_up, name="onepen upkeep", daemon=True).start()
+            if self._emptying and idle:
+                engine.rest()
+                self._busy_s = self._clock.monotonic()  # not again at once, should it be in vain
+            else:
+                engine.finish_upkeep()
+        elif self._upkeep == "none" and engine.upkeep_due(idle=idle):
+            self._begin_upkeep(emptying=False)
+
+    def _begin_upkeep(self, *, emptying: bool) -> None:
+        self._upkeep, self._emptying = "running", emptying
+        threading.Thread(target=self._keep_up, name="onepen upkeep", daemon=True).start()
 
     def _keep_up(self) -> None:
         try:

@@ -164,6 +164,13 @@ class WriterRef:
         """
         return await self._writer.read(view)
 
+    async def beside(self, work: Callable[[Engine], T]) -> T:
+        """Something long that the engine does for any thread, in one of its own; one at a time.
+
+        Cancelled it is waited for: it ends when it looks whether it should.
+        """
+        return await self._writer.beside(work)
+
     @property
     def durable(self) -> bool:
         """Whether a file is behind it."""
@@ -248,6 +255,7 @@ class Writer:
         self._restarts = 0
         self._unstaged = trio.lowlevel.ParkingLot()
         self._reads = trio.CapacityLimiter(_READS_MAX)
+        self._long = trio.CapacityLimiter(1)
 
     def _new_driver(self) -> Driver:
         backoff = (self._settings.backoff_first_s, self._settings.backoff_max_s)
@@ -356,6 +364,10 @@ class Writer:
                 await self.intake.wait_recovered()
                 await trio.sleep(self._settings.backoff_first_s)
         return await self._read(view)
+
+    async def beside(self, work: Callable[[Engine], T]) -> T:
+        # Also where everything else is inline: nothing simulated depends on it, and it takes long.
+        return await trio.to_thread.run_sync(work, self.engine, limiter=self._long)
 
     async def _read(self, view: Callable[[Reader], T]) -> T:
         def look() -> T:

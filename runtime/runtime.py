@@ -51,9 +51,11 @@ from .submission import Interruption, Submission
 from .timers import Timers, due_ms
 from .transfer import ActorKeys
 from .turns import DeadLetters, KeyStatus, Turns, status_of
+from .upkeep import make_backup, make_check
 from .visiting import DirectoryVisitor
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncGenerator, Callable, Mapping
     from datetime import datetime
 
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from ..actors.sources import Busy, SourcePolicy
     from ..actors.timetable import Timetable
     from ..storage.records import Delivery, JsonObject
+    from ..storage.upkeep import Copied, Finding
     from .settings import Settings
 
 T = TypeVar("T")
@@ -574,6 +577,40 @@ class Runtime:
         so (`Hits.index`) and find the same; `statistics().writer.engine` tells how far it is.
         """
         await rebuild_search(self._surroundings.writer, self._surroundings.clock)
+
+    async def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        replace: bool = False,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Copied:
+        """A copy of the database under another name, as of now, made while everything goes on.
+
+        It is looked through before it gets its name, so there is never a part of one. It delays no
+        commit; `engine.backup_pages_step` and `backup_pause_s` say how hurried it is. Cancelled, it
+        leaves nothing. `progress` is told the stage, and how much of how much.
+
+        Raises `CopyError`, also for a name that is taken unless it may `replace` that file, and
+        `DamagedFileError` for a database that is damaged.
+        """
+        pause_s = self._settings.engine.backup_pause_s
+        writer = self._surroundings.writer
+        return await make_backup(writer, path, pause_s, replace=replace, progress=progress)
+
+    async def check(
+        self,
+        *,
+        full: bool = False,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> list[Finding]:
+        """Everything that is wrong with what is stored; empty for a sound database.
+
+        It reads beside everything that goes on, and a large database takes a while. `full` has
+        SQLite compare its indices with their tables as well. Nothing is changed:
+        `onepen doctor --repair` does that, when nobody has the file open.
+        """
+        return await make_check(self._surroundings.writer, full=full, progress=progress)
 
     def statistics(self) -> RuntimeStatistics:
         surroundings = self._surroundings

@@ -19,7 +19,7 @@ holds anything that the engine would have to make up: ids, times and seqs are gi
 |                                | EndOrphan                                                       |
 | (session, seq)                 | AppendMessages, StageMessages, Compact (summary), EraseMessages |
 | child session id               | Rotate, Branch                                                  |
-| (session, revision)            | Rewind, Restore, ExtendSession                                  |
+| (session, revision)            | Rewind, Restore, ExtendSession, RecountSession                  |
 | turn id                        | OpenTurn, StageTurns, SetAside, ResolveDeadLetter               |
 | (turn id, attempt)             | StartTurn, SuspendTurn, EndTurn                                 |
 | (source, inbound id)           | AcceptInbound, TakeInbound                                      |
@@ -235,6 +235,17 @@ class PurgeSession(Command, frozen=True, kw_only=True):
     before_seq: Seq = Seq(0)
     turn_ids: tuple[TurnId, ...] = ()
     last: bool = False
+
+
+class RecountSession(Command, frozen=True, kw_only=True):
+    """What a session keeps about its rows (counts, bytes, tokens) is made anew from them.
+
+    A repair: `replaces` is its revision, which moves, so that whoever holds it reads it again.
+    """
+
+    session_id: SessionId
+    replaces: int
+    at_ms: int
 
 
 # Transcripts ---------------------------------------------------------------------------------
@@ -722,4 +733,5 @@ AnyCommand: TypeAlias = (
     | DropBlob
     | SetMark
     | RebuildSearch
+    | RecountSession
 )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         WorkOfUser,
     )
     from .units import Durable, Refused, Unit
+    from .upkeep import Copied, Finding, Tick
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -83,6 +85,25 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     do.
     """
 
+    wal_empty_after_s: float = 10.0
+    """After so long without a write the log is emptied: its space is given back, and what was
+    deleted is not in it any more.
+    """
+
+    wal_bytes_alarm: int = 64 * 1024 * 1024
+    """A log that is longer is told of, in the log of the process and in the statistics."""
+
+    free_pages_max: int = 2_500
+    """So many unused pages may stay in the file; more are given back, a few at a time, when there
+    is nothing else to do.
+    """
+
+    backup_pages_step: int = 256
+    """Pages that a backup copies before it pauses."""
+
+    backup_pause_s: float = 0.002
+    """How long a backup pauses after each step, so that others get at the disk."""
+
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
     """A look at the engine; numbers count from its opening."""
@@ -96,6 +117,13 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     careful_batches: int
     reopenings: int
     wal_pages: int
+    """In the log, and not copied into the file yet."""
+    log_bytes: int
+    """The size of the log's file."""
+    log_alarm: bool
+    """Whether the log is longer than its bound."""
+    free_pages: int
+    """Unused pages of the file, when the engine looked last."""
     search_tail: int
     """New messages that searches read one by one, because they are not indexed yet."""
     search_older: int
@@ -428,6 +456,20 @@ class Engine(Protocol):
         """One snapshot. Any thread; waits while all readers are in use."""
         ...
 
+    def backup(
+        self, target: str | os.PathLike[str], tick: Tick = ..., *, replace: bool = False
+    ) -> Copied:
+        """A copy of one snapshot under another name, looked through. Any thread; blocks for long.
+
+        Commits are not delayed. Raises `CopyError` and `DamagedFileError`; if `tick` raises, it is
+        stopped. Nothing but a whole copy ever gets the name.
+        """
+        ...
+
+    def check(self, tick: Tick = ..., *, full: bool = False) -> list[Finding]:
+        """Everything that is wrong with what is stored. Any thread; blocks for long."""
+        ...
+
     def upkeep_due(self, *, idle: bool) -> bool:
         """Whether there is upkeep to do; when idle, sooner."""
         ...
@@ -438,6 +480,17 @@ class Engine(Protocol):
 
     def finish_upkeep(self) -> None:
         """The rest of it, which needs the writer's own thread, and little of its time."""
+        ...
+
+    def rest_due(self) -> float | None:
+        """After how many seconds without a write there is something left to do; `None`: nothing."""
+        ...
+
+    def rest(self) -> None:
+        """Do it, after `upkeep`: give back what was needed while there was more to do.
+
+        At once or not at all: whoever is in the way is not waited for. Raises nothing.
+        """
         ...
 
     def maintain(self, *, idle: bool) -> bool:

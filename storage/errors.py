@@ -348,6 +348,23 @@ class MissingFileError(OpenError):
         super().__init__(path, "there is no such file", hint="check the path")
 
 
+class DamagedFileError(OpenError):
+    """The file is a database of ours, or was one, and can't be trusted any more."""
+
+    def __init__(self, path: str, problem: str, *, hint: str | None = None) -> None:
+        hint = hint or "leave the file as it is; `onepen doctor` tells more, or restore a backup"
+        super().__init__(path, problem, hint=hint)
+
+
+class CopyError(StorageError):
+    """A copy of a database was not made, or not put in its place; what was there is as it was."""
+
+    def __init__(self, path: str, problem: str, *, hint: str) -> None:
+        super().__init__(f"{path}: {problem}", hint=hint)
+        self.path = path
+        self.problem = problem
+
+
 class NetworkFileSystemError(OpenError):
     """SQLite's locks and syncs can't be trusted on a network file system."""
 

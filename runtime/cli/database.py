@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ...actors.writer import WriterRef
-    from ...storage.engine import Engine
+    from ...storage.engine import Engine, EngineSettings
     from ...storage.sqlite import Onlooker
 
 T = TypeVar("T")
 
 
 @contextmanager
-def looking_at(path: Path) -> Generator[Onlooker]:
+def looking_at(path: Path, settings: EngineSettings | None = None) -> Generator[Onlooker]:
     """The read views of a file, whoever owns it."""
-    onlooker = open_onlooker(path)
+    onlooker = open_onlooker(path, settings)
     try:
         yield onlooker
     finally:

@@ -14,7 +14,9 @@ import click
 
 from ...actors.raised import sole_cause
 from ...storage.errors import OnepenError
+from .backup import backup, restore
 from .cleanup import erase, prune
+from .doctor import doctor
 from .screen import Screen, exit_code_of
 from .search import search
 from .sessions import sessions
@@ -56,5 +58,16 @@ def main() -> None:
     """
 
 
-for command in (erase, export, import_, prune, search, sessions, stress):
+for command in (
+    backup,
+    doctor,
+    erase,
+    export,
+    import_,
+    prune,
+    restore,
+    search,
+    sessions,
+    stress,
+):
     main.add_command(command)

@@ -15,7 +15,8 @@ import click
 import msgspec
 
 from ...storage.errors import OnepenError
-from .invariants import RULES, check_database
+from ...storage.sqlite.rules import RULES
+from .invariants import check_database
 
 if TYPE_CHECKING:
     from .invariants import Violation

@@ -59,9 +59,10 @@ class Batch:
     units: tuple[Unit, ...]
 
 
-Upkeep: TypeAlias = Literal["checkpoint", "chores", "restart", "reopen"]
-"""`checkpoint` is `maintain`, `chores` is all of it until nothing is left, `restart` closes the
-engine and opens it again, `reopen` is the way back from an error."""
+Upkeep: TypeAlias = Literal["checkpoint", "chores", "rest", "restart", "reopen"]
+"""`checkpoint` is `maintain`, `chores` is all of it until nothing is left, `rest` is what comes
+after a quiet while, `restart` closes the engine and opens it again, `reopen` is the way back from
+an error."""
 
 Step: TypeAlias = Batch | Upkeep
 
@@ -318,6 +319,7 @@ def _rotation() -> list[Workload]:
 def _editing() -> list[Workload]:
     chat, before = _chat()
     before = (*before, *chat.exchange("second"))
+    recount = c.RecountSession(session_id=chat.session_id, replaces=chat.revision, at_ms=chat.at())
     compact = c.Compact(
         session_id=chat.session_id,
         base_seq=Seq(chat.next_seq),
@@ -352,6 +354,7 @@ def _editing() -> list[Workload]:
     return [
         _single("compact", before, compacted),
         _single("erase_messages", before, erased),
+        _single("recount_session", before, chat.unit(recount)),
         _single("branch", before, branched),
         _single("rewind", before, rewound),
         _single("restore", (*before, rewound), restored),
@@ -777,6 +780,27 @@ def _upkeep() -> list[Workload]:
     return loads
 
 
+def _giving_back() -> list[Workload]:
+    """A session of some size goes: its pages are given back, and the log is emptied."""
+    chat, before = _chat()
+    other, of_other = _chat("bob")
+    for number in range(3):
+        guard = chat.guard()
+        before = (
+            *before,
+            chat.guarded(guard, chat.append(chat.draft("user", f"{number}" * 9_000))),
+        )
+    guard = other.guard()
+    said = other.guarded(guard, other.append(other.draft("user", "still here " * 900)))
+    large = chat.session_id
+    away = chat.unit(chat.route_to(SessionId("ann-fresh")))
+    gone = chat.unit(c.DeleteSession(session_id=large, at_ms=chat.at()))
+    guard = other.guard()
+    last = other.guarded(guard, other.append(other.draft("user", "and on")))
+    steps = ("chores", Batch((said,)), "rest", Batch((gone,)), "chores", "rest", Batch((last,)))
+    return [Workload("give_back", (*before, away, *of_other), cast("tuple[Step, ...]", steps))]
+
+
 def _indexing() -> list[Workload]:
     """Slices of the search index between commits that change what is in it."""
     chat, before = _chat()
@@ -814,6 +838,7 @@ def _all() -> Mapping[str, Workload]:
         _take_over,
         _group,
         _upkeep,
+        _giving_back,
         _indexing,
     )
     loads = [load for make in makers for load in make()]

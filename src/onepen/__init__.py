@@ -42,6 +42,8 @@ from .storage.engine import Engine, EngineSettings, Reader
 from .storage.errors import (
     AmbiguousError,
     ConflictError,
+    CopyError,
+    DamagedFileError,
     DatabaseHeldError,
     ExportError,
     ImportFileError,
@@ -74,13 +76,17 @@ from .storage.records import TurnOutcome as Outcome
 from .storage.sqlite import open_sqlite
 from .storage.transfer import ExportReport, ImportLimits, ImportReport
 from .storage.units import Durable, Guard, Receipt, Refused, Unit, Unknown
+from .storage.upkeep import Copied, Finding
 
 __version__ = version("onepen")
 
 __all__ = [
     "AmbiguousError",
     "ConflictError",
+    "Copied",
+    "CopyError",
     "CurrentSession",
+    "DamagedFileError",
     "DatabaseHeldError",
     "DeadLetter",
     "DeliverLaterError",
@@ -97,6 +103,7 @@ __all__ = [
     "ExportError",
     "ExportReport",
     "Finalized",
+    "Finding",
     "Guard",
     "Hit",
     "Hits",

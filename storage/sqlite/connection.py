@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from ..errors import ForeignFileError, OpenError, UnsupportedError
+from ..errors import DamagedFileError, ForeignFileError, OpenError, UnsupportedError
 from .schema import check_ours
+from .wholeness import has_log, why_damaged, why_no_database
 
 if TYPE_CHECKING:
     from ..engine import EngineSettings
@@ -49,18 +50,25 @@ def open_writer(
     flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_URI if uri else 0)
     if not durable:
         flags |= apsw.SQLITE_OPEN_CREATE
+    had_log = durable and has_log(name)
     try:
         db = _open(name, flags, vfs, settings)
     except apsw.CantOpenError as error:
         raise OpenError(name, str(error), hint="check the path and its permissions") from error
     try:
+        # Whatever is refused keeps its log: closing would copy it into the file, and remove it.
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(had_log))
         # The first look at the file: the journal mode is written into it, so this comes before.
         empty = check_ours(db, name) == 0
         _set_up_writer(db, name, settings, durable=durable, empty=empty)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
     except apsw.NotADBError as error:
         db.close()
-        raise ForeignFileError(name, "it is not a SQLite database") from error
-    except apsw.CantOpenError as error:
+        raise ForeignFileError(name, why_no_database(name, vfs)) from error
+    except apsw.CorruptError as error:
+        db.close()
+        raise DamagedFileError(name, why_damaged(name, error)) from error
+    except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
         db.close()
         raise OpenError(name, str(error), hint="check the path and its permissions") from error
     except BaseException:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import apsw
@@ -35,6 +34,7 @@ from ..errors import (
     StorageUnavailableError,
 )
 from ..units import Durable, Guard, Head, Refused, Unit
+from ..upkeep import unhurried
 from . import (
     blobs,
     compression,
@@ -44,6 +44,7 @@ from . import (
     exchange,
     importing,
     leftovers,
+    mending,
     rewinding,
     schema,
     search_index,
@@ -51,11 +52,16 @@ from . import (
     transcript,
     turns,
 )
+from .backup import back_up
+from .checks import Check
 from .guards import check_guards
+from .log import Log
 from .place import Place, take_place
 from .readers import Readers
 from .search_index import SearchIndex
 from .transaction import Refusal, Transaction
+from .vacuum import Vacuum
+from .wholeness import check_log
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +69,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..identity import Clock
+    from ..upkeep import Copied, Finding, Tick
     from .handlers import Handlers
     from .views import SqliteReader
 
@@ -81,13 +88,13 @@ HANDLERS: Handlers = {
     **blobs.HANDLERS,
     **search_index.HANDLERS,
     **importing.HANDLERS,
+    **mending.HANDLERS,
 }
 
 # Errors that concern one unit, not the disk. Everything else of apsw's makes the batch unknown.
 _UNIT_ERRORS = (apsw.ConstraintError, apsw.TooBigError, apsw.MismatchError, apsw.RangeError)
 _TAKEN = (apsw.SQLITE_CONSTRAINT_UNIQUE, apsw.SQLITE_CONSTRAINT_PRIMARYKEY)
 _memory_names = itertools.count(1)
-UPKEEP_WAIT_S = 3.0
 
 
 def open_sqlite(
@@ -103,6 +110,12 @@ def open_sqlite(
     """
     connection.check_sqlite_version()
     place = None if path is None else take_place(path, clock)
+    if place is not None:
+        try:
+            check_log(place.path, vfs=vfs)
+        except BaseException:
+            place.release()
+            raise
     return SqliteEngine(place, clock, settings or EngineSettings(), vfs=vfs)
 
 
@@ -141,11 +154,9 @@ class SqliteEngine:
             self._vfs = vfs
         self.free_bytes: Callable[[], int] | None = place.free_bytes if place else None
         self._db: apsw.Connection | None = None
-        self._upkeep_db: apsw.Connection | None = None
-        self._upkeep_lock = threading.Lock()
+        self._log = Log(self._name, settings, self._open_copier)
         self._readers = Readers(self._open_reader, settings.readers_max)
         self._epoch = 0
-        self._wal_pages = 0
         self._commits = 0
         self._refusals = 0
         self._careful_batches = 0
@@ -177,15 +188,17 @@ class SqliteEngine:
             )
         schema.migrate(self._db, self._name, self._clock.now())
         if self._durable:
-            self._db.set_wal_hook(self._on_commit)
+            self._log.attach(self._db)
             if truncate_log:
                 # Every page that recovery found is written to the file and synced before
                 # anything is built on it; a log whose sync has failed once is not trusted
                 # again.
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self._log.emptied()
         self._move_epoch()
         self._transaction = Transaction(self._db)
         self._search = SearchIndex(self._db, self._epoch, self._settings)
+        self._vacuum = Vacuum(self._db, self._epoch, self._settings)
         self._data_version: Any = self._db.pragma("data_version")
         self._broken = False
         self._readers.resume()
@@ -222,6 +235,9 @@ class SqliteEngine:
         if self._db is None:
             raise BatchUnknownError("use", StorageError("the connection is closed"))
         return self._db
+
+    def _open_copier(self) -> apsw.Connection:
+        return connection.open_writer(self._name, self._settings, vfs=self._vfs, durable=True)
 
     def _open_reader(self) -> apsw.Connection:
         return connection.open_reader(
@@ -286,6 +302,7 @@ class SqliteEngine:
         if self._transaction.search_renewed:
             self._search.reload()
         self._search.batch_done(self._transaction.rows)
+        self._vacuum.batch_done()
         self._transaction.trim()
 
     def _apply_together(self, tx: Transaction, units: Sequence[Unit]) -> list[Durable | Refused]:
@@ -398,38 +415,55 @@ class SqliteEngine:
     def reading(self) -> AbstractContextManager[SqliteReader]:
         return self._readers.reading()
 
-    def _on_commit(self, db: apsw.Connection, name: str, pages: int) -> int:
-        self._wal_pages = pages
-        return apsw.SQLITE_OK
+    def backup(
+        self, target: str | os.PathLike[str], tick: Tick = unhurried, *, replace: bool = False
+    ) -> Copied:
+        with self._readers.beside() as (db, check):
+
+            def checked(stage: str, done: int, total: int) -> None:
+                check()
+                tick(stage, done, total)
+
+            return back_up(
+                db,
+                target,
+                self._clock,
+                checked,
+                # In memory a reader holds up the next commit, and there is little to copy.
+                pages_step=self._settings.backup_pages_step if self._durable else -1,
+                free_bytes_min=self._settings.free_bytes_min,
+                replace=replace,
+            )
+
+    def check(self, tick: Tick = unhurried, *, full: bool = False) -> list[Finding]:
+        with self._readers.beside() as (db, check):
+
+            def checked(stage: str, done: int, total: int) -> None:
+                check()
+                tick(stage, done, total)
+
+            return Check(db, checked, full=full).run()
 
     def upkeep_due(self, *, idle: bool) -> bool:
-        limit = self._settings.wal_pages_checkpoint * (1 if idle else 4)
-        return self._durable and self._wal_pages >= limit
+        return self._durable and self._log.due(idle=idle)
 
     def upkeep(self) -> None:
         """Copy the log into the file. Readers and the writer go on meanwhile."""
-        with self._upkeep_lock:
-            if self._db is None:
-                return
-            try:
-                if self._upkeep_db is None:
-                    self._upkeep_db = connection.open_writer(
-                        self._name, self._settings, vfs=self._vfs, durable=True
-                    )
-                self._upkeep_db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            except (apsw.Error, StorageError) as error:
-                # The log stays and keeps everything; a sick disk shows itself at the next commit.
-                logger.warning("copying the log failed and is tried again: %s", error)
+        if self._db is not None:
+            self._log.copy()
 
     def finish_upkeep(self) -> None:
-        """Copy the few pages that came meanwhile: a log that is copied to its end starts over."""
-        if self._db is None:
-            return
-        try:
-            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        except apsw.Error as error:
-            logger.warning("copying the log failed and is tried again: %s", error)
-        self._wal_pages = 0  # the next commit tells how long the log is
+        if self._db is not None:
+            self._log.copy_rest(self._db)
+
+    def rest_due(self) -> float | None:
+        if not self._durable or self._db is None or self._broken or self._log.empty:
+            return None
+        return self._settings.wal_empty_after_s
+
+    def rest(self) -> None:
+        if self._db is not None and not self._broken:
+            self._log.make_empty(self._db)
 
     def maintain(self, *, idle: bool) -> bool:
         upkeep, chore = self.upkeep_due(idle=idle), self.chore_due(idle=idle)
@@ -444,9 +478,10 @@ class SqliteEngine:
         if self._db is None or self._broken:
             return False
         try:
-            return self._search.due(idle=idle) and self._has_space()
+            due = self._search.due(idle=idle) or (idle and self._durable and self._vacuum.due())
+            return due and self._has_space()
         except apsw.Error as error:  # a disk that can't be read says so to the next batch
-            logger.warning("looking for something to index failed: %s", error)
+            logger.warning("looking for something to do failed: %s", error)
             return False
 
     def _has_space(self) -> bool:
@@ -458,11 +493,14 @@ class SqliteEngine:
 
     def chore(self, *, idle: bool) -> None:
         try:
-            self._search.slice(idle=idle)
+            if self._search.due(idle=idle):
+                self._search.slice(idle=idle)
+            else:
+                self._vacuum.slice()
         except Exception as error:
             # Nothing may be committed on top of a commit that may or may not be there: the next
             # batch finds the engine broken, and whoever drives it recovers.
-            logger.warning("whether an index slice is stored can't be told: %s", error)
+            logger.warning("whether a slice of upkeep is stored can't be told: %s", error)
             self._broken = True
             self._roll_back()
 
@@ -484,24 +522,18 @@ class SqliteEngine:
             refusals=self._refusals,
             careful_batches=self._careful_batches,
             reopenings=self._reopenings,
-            wal_pages=self._wal_pages,
+            wal_pages=self._log.pages,
+            log_bytes=self._log.size_bytes,
+            log_alarm=self._log.alarm,
+            free_pages=self._vacuum.free_pages,
             search_tail=self._search.tail,
             search_older=max(0, self._search.first_n - 1),
             search_damage=self._search.damage,
         )
 
     def _close_connection(self) -> None:
-        # A copy of the log that is under way is waited for, but not for ever: a disk that hangs
-        # keeps its own connection, which holds nothing that we need.
-        waited = self._upkeep_lock.acquire(timeout=UPKEEP_WAIT_S)
-        try:
-            upkeep_db = None
-            if waited:
-                upkeep_db, self._upkeep_db = self._upkeep_db, None
-            db, self._db = self._db, None
-        finally:
-            if waited:
-                self._upkeep_lock.release()
+        upkeep_db = self._log.detach()
+        db, self._db = self._db, None
         # The writer last: the last connection to close copies the log and removes it.
         for opened in (upkeep_db, db):
             if opened is None:

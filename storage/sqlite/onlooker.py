@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING, final
 import apsw
 
 from ..engine import EngineSettings
-from ..errors import ForeignFileError, MissingFileError, OlderSchemaError, OpenError
+from ..errors import (
+    DamagedFileError,
+    ForeignFileError,
+    MissingFileError,
+    OlderSchemaError,
+    OpenError,
+)
+from ..upkeep import unhurried
 from . import connection, schema
+from .backup import back_up
+from .checks import Check
 from .readers import Readers
+from .wholeness import why_damaged, why_no_database
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from ..identity import Clock
+    from ..upkeep import Copied, Finding, Tick
     from .views import SqliteReader
 
 
@@ -39,6 +51,31 @@ class Onlooker:
         """One snapshot; hold it briefly, a long one keeps the log from being copied."""
         return self._readers.reading()
 
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        clock: Clock,
+        tick: Tick = unhurried,
+        *,
+        replace: bool = False,
+    ) -> Copied:
+        """As an engine makes it; the file may belong to another process."""
+        with self._readers.beside() as (db, _):
+            return back_up(
+                db,
+                target,
+                clock,
+                tick,
+                pages_step=self._settings.backup_pages_step,
+                free_bytes_min=self._settings.free_bytes_min,
+                replace=replace,
+            )
+
+    def check(self, tick: Tick = unhurried, *, full: bool = False) -> list[Finding]:
+        """Everything that is wrong with what is stored."""
+        with self._readers.beside() as (db, _):
+            return Check(db, tick, full=full).run()
+
     def close(self) -> None:
         self._readers.close()
 
@@ -55,8 +92,8 @@ def open_onlooker(path: str | os.PathLike[str], settings: EngineSettings | None 
     return Onlooker(real, settings)
 
 
-def open_checked(real: str, settings: EngineSettings) -> apsw.Connection:
-    """A read connection to a file that is ours and of our version."""
+def open_checked(real: str, settings: EngineSettings, *, older: bool = False) -> apsw.Connection:
+    """A read connection to a file that is ours and of our version, or of an `older` one."""
     if not os.path.exists(real):
         raise MissingFileError(real)
     if not os.path.isfile(real):
@@ -67,11 +104,14 @@ def open_checked(real: str, settings: EngineSettings) -> apsw.Connection:
         version = schema.check_ours(db, real)
         if version == 0:
             raise ForeignFileError(real, "it is empty")
-        if version < schema.VERSION:
+        if version < schema.VERSION and not older:
             raise OlderSchemaError(real, version, schema.VERSION)
     except apsw.NotADBError as error:
         _close(db)
-        raise ForeignFileError(real, "it is not a SQLite database") from error
+        raise ForeignFileError(real, why_no_database(real)) from error
+    except apsw.CorruptError as error:
+        _close(db)
+        raise DamagedFileError(real, why_damaged(real, error)) from error
     except apsw.Error as error:
         _close(db)
         hint = "check its permissions and those of its folder; `onepen doctor` tells more"

@@ -104,6 +104,14 @@ def take_place(path: str | os.PathLike[str], clock: Clock) -> Place:
     return Place(real, lock)
 
 
+def lock_database(path: Path, clock: Clock) -> int:
+    """The lock of a database, without making one; `os.close` gives it back.
+
+    Raises `DatabaseHeldError` while a process owns it.
+    """
+    return _take_lock(path, clock)
+
+
 def _take_lock(path: Path, clock: Clock) -> int:
     lock_path = f"{path}.lock"
     try:

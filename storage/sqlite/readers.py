@@ -32,6 +32,7 @@ class Readers:
         self._condition = threading.Condition()
         self._idle: list[apsw.Connection] = []
         self._busy: set[apsw.Connection] = set()
+        self._beside = 0  # of these, those that read for long and take nobody's place
         self._suspended = True
         self._closed = False
 
@@ -52,11 +53,8 @@ class Readers:
     def _take(self) -> apsw.Connection:
         with self._condition:
             while True:
-                if self._closed:
-                    raise EngineClosedError("the database is closed")
-                if self._suspended:
-                    raise StorageUnavailableError("the database is being reopened")
-                if self._idle or len(self._busy) < self._readers_max:
+                self._check_open()
+                if self._idle or len(self._busy) - self._beside < self._readers_max:
                     break
                 self._condition.wait()
             db = self._idle.pop() if self._idle else self._open_connection()
@@ -71,6 +69,30 @@ class Readers:
             else:
                 db.close(force=True)
             self._condition.notify_all()
+
+    @contextmanager
+    def beside(self) -> Generator[tuple[apsw.Connection, Callable[[], None]]]:
+        """A connection of its own for something long, and a check to be made between its steps.
+
+        The check raises when the connections are wanted closed: nobody waits for a long reader.
+        """
+        with self._condition:
+            self._check_open()
+            db = self._open_connection()
+            self._busy.add(db)
+            self._beside += 1
+        try:
+            yield db, self._check_open
+        finally:
+            with self._condition:
+                self._beside -= 1
+                self._give_back(db, usable=False)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("the database is closed")
+        if self._suspended:
+            raise StorageUnavailableError("the database is being reopened")
 
     def suspend(self) -> None:
         """Close every connection; reads under way are waited for, then interrupted."""

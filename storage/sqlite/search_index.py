@@ -50,8 +50,9 @@ _ROWS_MIN, _ROWS_IDLE, _ROWS_MAX = 256, 512, 1_000
 _decode_details = msgspec.json.Decoder(Details).decode
 
 _ROWS = (
-    f"SELECT n, session, text, details, carried = 0 AND state <> {REWOUND} AND kind & {ERASED} = 0 "
-    "FROM messages WHERE "
+    # As bytes: a row that somebody damaged must not stop the indexing of all the others.
+    "SELECT n, session, CAST(text AS BLOB), CAST(details AS BLOB), "
+    f"carried = 0 AND state <> {REWOUND} AND kind & {ERASED} = 0 FROM messages WHERE "
 )
 _SIZE = "coalesce(octet_length(text), 0) + coalesce(octet_length(details), 0)"
 
@@ -86,6 +87,11 @@ def searchable_text(text: str | None, details: str | None) -> str:
     for call in more.tool_calls:
         said += (call.name, call.arguments)
     return "\n".join(said)
+
+
+def readable(stored: bytes | None) -> str | None:
+    """A stored text, as far as it can be read."""
+    return None if stored is None else stored.decode(errors="replace")
 
 
 def facet_of(session: int) -> str:
@@ -297,7 +303,7 @@ class SearchIndex:
         for n, session, text, details, findable in rows:
             if not findable:
                 continue
-            form = indexed_form(searchable_text(text, details))
+            form = indexed_form(searchable_text(readable(text), readable(details)))
             if form:
                 entries.append((n, form, facet_of(session)))
         self._db.executemany(

@@ -26,7 +26,7 @@ from ..wanted import Wanted, wanted_of
 from ..words import EDITION
 from .queries import Queries
 from .rows import ACTIVE, ERASED, REWOUND
-from .search_index import facet_of, searchable_text
+from .search_index import facet_of, readable, searchable_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +157,7 @@ class SearchViews(Queries):
             source=row[1],
             title=row[2],
             snippet=snippet_of(
-                searchable_text(_text(row[3]), _text(row[4])), wanted, marks=search.marks
+                searchable_text(readable(row[3]), readable(row[4])), wanted, marks=search.marks
             ),
             before=before,
             after=after,
@@ -229,7 +229,7 @@ class Finder:
         low = max(floor, high - _READ_MAX)
         found: list[int] = []
         for n, text, details in self._rows("m.n >= ? AND m.n < ?", (low, high)):
-            if self._wanted.matches(searchable_text(_text(text), _text(details))):
+            if self._wanted.matches(searchable_text(readable(text), readable(details))):
                 found.append(n)
                 if len(found) == limit:
                     return found, n
@@ -242,7 +242,7 @@ class Finder:
             for n, text, details in self._rows(
                 "m.n IN (SELECT n FROM search_changes) AND m.n >= ? AND m.n < ?", (low, high)
             )
-            if self._wanted.matches(searchable_text(_text(text), _text(details)))
+            if self._wanted.matches(searchable_text(readable(text), readable(details)))
         ]
 
     def _rows(self, where: str, parameters: tuple[int, int]) -> Iterator[tuple[Any, ...]]:
@@ -303,10 +303,6 @@ class Finder:
                 ).fetchall()
                 return [n for (n,) in rows] if len(rows) <= _FACETS_MAX else None
         return None
-
-
-def _text(stored: bytes | None) -> str | None:
-    return None if stored is None else stored.decode(errors="replace")
 
 
 def _filters(search: Search) -> tuple[str, list[SQLiteValue]]:

@@ -299,6 +299,8 @@ def _reopen_session(tx: Transaction, command: ReopenSession) -> None:
         tip = tip_of(tx, session)
         if tip != session.id:  # a parent without a child may be reopened: contract G4
             refuse("route_conflict", session.key, stored=tip, given=session.id)
+        # A rotation moves the version without a row of its own: one for what is undone here.
+        tx.record_set(session.id, "end", session.versions["end"], command, command.at_ms)
     columns = "ended_ms = NULL, end_reason = NULL, end_kind = NULL"
     set_on_session(tx, command, "end", columns)
     session.end_kind = session.end_reason = None

@@ -26,6 +26,7 @@ from .campaign import (
     check_directory,
     commit_seq_of,
     do_chores,
+    do_rest,
     inspect,
     open_engine,
     scratch,
@@ -113,6 +114,8 @@ class FaultyRun:
                 self.engine.maintain(idle=True)  # an error in it is not the caller's business
             case "chores":
                 do_chores(self.engine)
+            case "rest":
+                do_rest(self.engine)
             case "reopen":
                 self._reopen()
             case "restart":

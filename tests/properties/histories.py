@@ -745,6 +745,11 @@ class Author:
         return Unit(self._one(((put,), (put, seal), (seal,), (drop,))))
 
     def mark(self) -> Unit | None:
+        if self._one((True, False, False)) and self.model.state.sessions:
+            session = self._one(list(self.model.state.sessions.values()))
+            replaces = self._one((session.revision, session.revision, 0))
+            recount = c.RecountSession(session_id=session.id, replaces=replaces, at_ms=self._at())
+            return Unit((recount,))
         if self._one((True, False, False)):
             rebuilds = self.model.state.rebuilds
             return Unit((c.RebuildSearch(replaces=rebuilds, at_ms=self._at()),))

@@ -9,7 +9,6 @@ import apsw
 import pytest
 
 from onepen.runtime.testing.invariants import (
-    RULES,
     Violation,
     check_database,
     compare,
@@ -18,6 +17,7 @@ from onepen.runtime.testing.invariants import (
 )
 from onepen.runtime.testing.workloads import WORKLOADS
 from onepen.storage.errors import ForeignFileError
+from onepen.storage.sqlite.rules import RULES
 
 from ..crash.campaign import DATABASE, Rig
 

@@ -398,6 +398,27 @@ class TranscriptConformance(UnderTest):
             beyond = c.EraseMessages(session_id=chat.session_id, seqs=(Seq(99),))
             desk.refused("missing", bare(beyond))
 
+    def test_a_sound_session_that_is_recounted_has_only_another_revision(
+        self, tmp_path: Path
+    ) -> None:
+        """H3: whoever holds the transcript reads it again, and finds the same."""
+        with self.desk(tmp_path) as desk:
+            chat = opened(desk, "ann", LONG, LONG, LONG)
+            desk.done(bare(_compact(chat, 0, 1)))
+            desk.done(bare(c.EraseMessages(session_id=chat.session_id, seqs=(Seq(2),))))
+            before, rows = desk.session(chat.session_id), desk.rows(chat.session_id)
+            recount = c.RecountSession(
+                session_id=chat.session_id, replaces=before.revision, at_ms=chat.at()
+            )
+            desk.done(bare(recount))
+            desk.again(bare(recount))
+            after = desk.session(chat.session_id)
+            assert after == replace(before, revision=before.revision + 1)
+            assert desk.rows(chat.session_id) == rows
+            desk.refused("stale", bare(replace(recount, at_ms=recount.at_ms + 1)))
+            nobody = replace(recount, session_id=SessionId("nobody"))
+            desk.refused("missing", bare(nobody))
+
     # Round trips -----------------------------------------------------------------------------
 
     def test_every_field_comes_back_as_it_was(self, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ VARIANTS: dict[type[c.Command], tuple[Vary, str]] = {
     c.Rewind: (lambda x: replace(x, to_seq=Seq(x.to_seq + 1)), "stale"),
     c.Restore: (lambda x: replace(x, at_ms=x.at_ms + 1), "stale"),
     c.Branch: (lambda x: replace(x, upto_seq=Seq(x.upto_seq - 1)), "route_conflict"),
+    c.RecountSession: (lambda x: replace(x, at_ms=x.at_ms + 1), "stale"),
     c.EraseMessages: (lambda x: replace(x, seqs=(*x.seqs, Seq(99))), "missing"),
     c.StageMessages: (_other_draft("messages"), "broken_chain"),
     c.PublishSession: (lambda x: x, "again"),

@@ -322,6 +322,18 @@ def erase_messages(state: State, command: c.EraseMessages) -> bool:
     return True
 
 
+def recount_session(state: State, command: c.RecountSession) -> bool:
+    """Nothing was counted wrong here: only the revision moves."""
+    if state.was_set(command.session_id, "recount", command.replaces, command):
+        return False
+    session = state.sessions.get(command.session_id)
+    if session is None:
+        refuse("missing", f"session {command.session_id}")
+    state.set_value(session.id, "recount", session.revision, command.replaces, command)
+    revise(state, session.id)
+    return True
+
+
 def _blank(m: Message) -> Message:
     kept = ("uid", "role", "created_ms", "session_id", "seq", "state", "turn_id", "carried")
     marks = ("summary", "covers", "summarised_by")
@@ -364,5 +376,6 @@ COMMANDS: dict[type[c.Command], Any] = {
     c.Rewind: rewind,
     c.Restore: restore,
     c.EraseMessages: erase_messages,
+    c.RecountSession: recount_session,
     c.StageMessages: stage_messages,
 }
