@@ -794,7 +794,10 @@ def _giving_back() -> list[Workload]:
     said = other.guarded(guard, other.append(other.draft("user", "still here " * 900)))
     large = chat.session_id
     away = chat.unit(chat.route_to(SessionId("ann-fresh")))
-    gone = chat.unit(c.DeleteSession(session_id=large, at_ms=chat.at()))
+    gone = chat.unit(
+        c.DeleteSession(session_id=large, at_ms=chat.at()),
+        c.PurgeSession(session_id=large, step=0, last=True),
+    )
     guard = other.guard()
     last = other.guarded(guard, other.append(other.draft("user", "and on")))
     steps = ("chores", Batch((said,)), "rest", Batch((gone,)), "chores", "rest", Batch((last,)))

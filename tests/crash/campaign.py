@@ -153,7 +153,8 @@ def search_violations(engine: SqliteEngine, path: Path) -> list[Violation]:
     """Each word of what is stored finds the messages that have it, as a look at the rows says."""
     with inspecting(path) as db:
         texts: list[Any] = db.execute(
-            "SELECT coalesce(text, '') FROM messages WHERE carried = 0 AND state <> 2"
+            "SELECT coalesce(m.text, '') FROM messages m JOIN sessions s ON s.n = m.session "
+            "WHERE m.carried = 0 AND m.state <> 2 AND s.deleted = 0 AND s.hidden = 0"
         ).fetchall()
     found: list[Violation] = []
     for word in sorted({word for (text,) in texts for word in words_of(text)} | {"pelican"}):

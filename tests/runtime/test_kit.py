@@ -226,7 +226,8 @@ async def test_a_crash_at_a_failpoint_is_survived(
             lambda: open_sqlite(path, clock), clock, WriterSettings(), inline=inline
         ) as writer:
             await writer.write(talk.opening())
-            assert armed.hits == 1
+            # The thread comes to its last point while the answer is on its way.
+            assert armed.hits == 1 or (name == "acked" and not inline)
             for _ in range(3):
                 await writer.write(talk.message())
     assert armed.fired

@@ -57,7 +57,11 @@ def delete(engine: SqliteEngine, talk: Talk) -> None:
     away = c.SetRoute(
         key=talk.key, session_id=SessionId(f"none-{talk.number}"), replaces=1, at_ms=8
     )
-    apply(engine, Unit((away,)), Unit((c.DeleteSession(session_id=talk.session_id, at_ms=9),)))
+    gone = (
+        c.DeleteSession(session_id=talk.session_id, at_ms=9),
+        c.PurgeSession(session_id=talk.session_id, step=0, last=True),
+    )
+    apply(engine, Unit((away,)), Unit(gone))
 
 
 def log_of(path: Path) -> int:
