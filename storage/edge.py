@@ -35,7 +35,7 @@ from .commands import (
     TakeInbound,
 )
 from .errors import InvalidContentError
-from .records import Draft, Message, Tokens, ToolCall, TurnOutcome
+from .records import Draft, Message, SessionFacts, Tokens, ToolCall, TurnOutcome
 from .units import Guard, Unit, check_guarded
 
 if TYPE_CHECKING:
@@ -112,9 +112,10 @@ def _check_command(command: Any) -> int:
             for message in command.messages:
                 _check_staged(message, command.session_id)
         case PublishSession():
-            if command.facts is not None and command.facts.title is not None:
-                check_title(command.facts.title)
+            _check_facts(command.facts)
         case DropStaged():
+            if type(command.calls) is not tuple:
+                _refuse("calls", f"{type(command.calls).__name__} is not a tuple", "give a tuple")
             for call in command.calls:
                 check_uid("calls", call)
         case PutChunk():
@@ -234,6 +235,16 @@ def _check_staged(message: Message, session_id: str) -> None:
     for place in (message.seq, message.summarised_by, *(message.covers or ())):
         if place is not None:
             check_integer("messages.seq", place)
+
+
+def _check_facts(facts: Any) -> None:
+    """What an import says of a session, if it says anything."""
+    if facts is None:
+        return
+    if type(facts) is not SessionFacts:
+        _refuse("facts", f"{type(facts).__name__} is not SessionFacts", "give SessionFacts")
+    if facts.title is not None:
+        check_title(facts.title)
 
 
 def _check_fields(command: Any) -> int:

@@ -300,3 +300,15 @@ def test_the_size_grows_with_the_content() -> None:
     """INV-14: the bound of the queue counts what is really held."""
     small, large = draft_of({}), draft_of({"text": "x" * TEXT_BYTES_MAX})
     assert check_unit(unit_of(large)) - check_unit(unit_of(small)) == TEXT_BYTES_MAX - 1
+
+
+def test_what_an_import_says_is_of_its_type() -> None:
+    """INV-20: found by a property, in one of many examples."""
+    facts: Any = {"title": "Chat"}
+    publish = c.PublishSession(session_id=SessionId("s"), facts=facts)
+    calls: Any = None
+    drop = c.DropStaged(session_id=SessionId("s"), from_seq=Seq(0), calls=calls)
+    for command, field in ((publish, "facts"), (drop, "calls")):
+        with pytest.raises(InvalidContentError) as caught:
+            check_unit(Unit((command,)))
+        assert caught.value.field == field
