@@ -47,7 +47,11 @@ bench: $(STAMP) ## run the benchmarks
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.hand_overs
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.bridge
 
-proof: $(STAMP) ## the long campaign, PROOF-1 to PROOF-9, with a report in build/proof
+# The soak first and alone: it judges the gaps of an event loop.
+proof: $(STAMP) ## the long campaign, PROOF-1 to PROOF-10, with a report in build/proof
+	@mkdir -p build/proof
+	@$(BIN)/onepen stress --profile soak --seed 1 --html build/proof/soak.html \
+	  --json build/proof/soak.json
 	@ONEPEN_PROFILE=proof $(PYTEST) -n $(WORKERS) --dist worksteal \
 	  tests/crash tests/properties tests/protocol tests/simulation $(PYTEST_ARGS)
 

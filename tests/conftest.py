@@ -12,7 +12,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .proving import PROFILE, PROOF, Tally, lines_of, report_of, write_report
+from .proving import PROFILE, PROOF, Tally, add_soak, lines_of, report_of, write_report
 
 # The conformance suite is library code; pytest shows what its assertions compared only if it is
 # told before the first import.
@@ -47,6 +47,8 @@ class Proving:
         self._config = config
         self._tally = Tally()
         self._begun_s = time.monotonic()
+        if PROOF:
+            add_soak(self._tally, config.rootpath / "build" / "proof")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:

@@ -2,7 +2,8 @@
 
 A test that belongs to a goal says how much it has looked at: `record_property("interleavings",
 2000)`. The sum of all tests, over all processes, is held against the goal. `make proof` asks for
-the whole of each; `make test` has a share, which only shows that the counting works.
+the whole of each; `make test` has a share, which only shows that the counting works. A soak needs
+the machine for itself: it runs before the tests, and leaves its report.
 
 Must never change what a test finds: a run fails by a goal only where every test has passed and yet
 too little was looked at.
@@ -78,6 +79,11 @@ GOALS = (
         {"replays": 100},
     ),
     Goal(
+        "PROOF-10",
+        "a process under load with real threads, cancelled callers and signals",
+        {"seconds of sound soak": 60},
+    ),
+    Goal(
         "protocol",
         "every state of the protocol in small scopes, and its runs on the real engine",
         {"protocol states": 500_000, "protocol traces replayed": 500},
@@ -118,6 +124,17 @@ class Tally:
             for kind, least in goal.least.items()
             if self.counts[kind] < least
         ]
+
+
+def add_soak(tally: Tally, folder: Path = FOLDER) -> None:
+    """What `onepen stress --profile soak` has left; one that was not sound counts for nothing."""
+    path = folder / "soak.json"
+    if not path.exists():
+        return
+    soak = json.loads(path.read_text())
+    if soak["sound"] and not soak["interrupted"]:
+        seconds = soak["plan"]["duration_s"]
+        tally.add("soak", [("seconds of sound soak", int(seconds))], soak["seconds"])
 
 
 def lines_of(tally: Tally, names: Iterable[str] = ()) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from .proving import GOALS, Tally, report_of, write_report
+from .proving import GOALS, Tally, add_soak, report_of, write_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,20 @@ def test_what_no_goal_asks_for_is_not_counted() -> None:
     assert tally.add("a test", [("kisses", 7), ("images", "430")], 4.0) == ["PROOF-4"]
     assert dict(tally.counts) == {"images": 430}
     assert tally.seconds["PROOF-4"] == 4.0
+
+
+def test_a_soak_counts_if_it_was_sound(tmp_path: Path) -> None:
+    for sound, counted in ((True, 60), (False, 0)):
+        soak = {
+            "sound": sound,
+            "interrupted": False,
+            "plan": {"duration_s": 60.0},
+            "seconds": 70.0,
+        }
+        (tmp_path / "soak.json").write_text(json.dumps(soak))
+        tally = Tally()
+        add_soak(tally, tmp_path)
+        assert tally.counts["seconds of sound soak"] == counted
 
 
 def test_the_report_names_what_failed_and_which_check_caught_what(tmp_path: Path) -> None:
