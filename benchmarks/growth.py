@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import apsw
 from msgspec import Struct
 
-from onepen.storage.sqlite import schema
+from onepen.runtime.system import SystemClock
+from onepen.storage.sqlite import open_sqlite, schema
 
 from .cells import TEXT_BYTES, Outcome
 from .meter import TEXTS
@@ -98,3 +99,10 @@ def build(history: History, path: Path) -> None:
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     finally:
         db.close()
+    # The search index of what is there is made before the clock starts, as it was when it was said.
+    engine = open_sqlite(path, SystemClock())
+    try:
+        while engine.maintain(idle=True):
+            pass
+    finally:
+        engine.close()

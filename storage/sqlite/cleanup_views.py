@@ -170,9 +170,10 @@ class CleanupViews(Queries):
         return (Seq(given), Seq(last)) if len(rows) == rows_max else None
 
     def purges(self, limit: int = 100) -> tuple[SessionId, ...]:
+        # The other way round it would look at every session to find that there is nothing to do.
         rows = self._all(
-            "SELECT s.id FROM purges p JOIN sessions s ON s.n = p.session WHERE s.deleted = 1 "
-            "ORDER BY p.session LIMIT ?",
+            "SELECT s.id FROM purges p CROSS JOIN sessions s ON s.n = p.session "
+            "WHERE s.deleted = 1 ORDER BY p.session LIMIT ?",
             (limit,),
         )
         return tuple(row[0] for row in rows)
