@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import trio
 
+from ..storage.commands import OpenTurn
 from ..storage.errors import BrokenChainError, InvariantError, OnepenError, StaleError
 from ..storage.records import TurnOutcome
 from ..storage.units import Durable, Refused
@@ -227,6 +228,8 @@ class Session(ScribeEvents):
 
     async def on_stop(self) -> None:
         self._left = True
+        if self.turn is not None and isinstance(self.turn.ticket.receipt, Refused):
+            self._give_up_start(self.turn)
         self.claim.give_back()
         with trio.CancelScope(shield=True):
             await self.slot.close_quietly()
@@ -297,6 +300,8 @@ class Session(ScribeEvents):
             # The submitter is told here, without a detour through the turn's task.
             if isinstance(receipt, Durable):
                 running.accepted.give(None)
+            elif isinstance(receipt, Refused) and self._left:
+                self._give_up_start(running)
             elif isinstance(receipt, Refused) and receipt.reason != "stale_revision":
                 for said in waiting.said:
                     self.accepting.forget(said.source, said.inbound_id)
@@ -311,6 +316,14 @@ class Session(ScribeEvents):
             self.binding = Binding(self.line.key, self.scribe.page.session_id)
         useless_max = self.settings.useless_compressions_max
         running.turn = Turn(self.scribe, self.binding, waiting, useless_max, running)
+
+    def _give_up_start(self, running: RunningTurn) -> None:
+        """Its first unit was refused, and who would have posted it again is gone."""
+        error = SessionCrashedError(self.key, RuntimeError("its message is not stored"))
+        running.accepted.fail(error)
+        if any(isinstance(command, OpenTurn) for command in running.before):
+            # One that had waited is stored, and the next actor begins with it.
+            self.line.fail_reply(running.waiting.turn_id, error)
 
     async def pass_first_gate(self, running: RunningTurn) -> bool:
         """Until the turn's first rows are durable; false if they were refused for good."""

@@ -303,7 +303,8 @@ def _drop(tx: Transaction, command: DropStaged) -> None:
             refuse("conflict", f"session {session.id}", stored=f"{table} refer to it")
     if session.next_seq:
         refuse("conflict", f"session {session.id}", stored="it has rows")
-    tx.change("DELETE FROM heads WHERE session = ?", (session.n,))
+    for table in ("purges", "heads"):
+        tx.change(f"DELETE FROM {table} WHERE session = ?", (session.n,))
     tx.change("DELETE FROM sessions WHERE n = ?", (session.n,))
     tx.change("DELETE FROM changes WHERE scope = ?", (session.id,))
     tx.forget(session.id)

@@ -122,11 +122,14 @@ def _may_differ(unit: Unit, outcome: str) -> bool:
     """Where a repeat is refused although it was applied; nothing is changed by that either.
 
     A predecessor learns that it is one. What was about a deleted session's text finds it gone. A
-    blob that was dropped is stored and dropped again, or is in use by now.
+    blob that was dropped is stored and dropped again, or is in use by now. A place that was kept
+    for an import has the key and the parent that the import gave it.
     """
     kinds = {type(command) for command in unit.commands}
     if c.OpenIncarnation in kinds:
         return outcome == "stale_incarnation"
+    if any(isinstance(command, c.CreateSession) and command.hidden for command in unit.commands):
+        return outcome == "conflict"
     if kinds & {c.MarkDelivery, c.AnswerQuestion}:
         return outcome == "missing"
     return bool(kinds & {c.PutChunk, c.SealBlob, c.DropBlob})

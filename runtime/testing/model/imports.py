@@ -241,6 +241,7 @@ def _drop_whole(state: State, session_id: SessionId) -> None:
     del state.sessions[session_id]
     del state.transcripts[session_id]
     state.undo.pop(session_id, None)
+    state.given.pop(session_id, None)
     state.values = {name: v for name, v in state.values.items() if name[0] != session_id}
 
 
