@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -277,8 +278,14 @@ class Trouble:
     def look(self, reader: SqliteReader, session_id: SessionId) -> Session | None:
         """The title looks its session up; others read at this moment, too, and are not meant."""
         fault, self._armed = self._armed, None
-        self._inject(fault)
-        return _look(reader, session_id)
+        if fault is None:
+            return _look(reader, session_id)
+        # For as long as it looks: somebody else's read may be the first to come.
+        self._inject(replace(fault, sticky=True))
+        try:
+            return _look(reader, session_id)
+        finally:
+            self.disk.heal()
 
     def _inject(self, fault: Fault | None) -> None:
         if fault is not None:
